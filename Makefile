@@ -34,8 +34,7 @@ test:  ## run every test that needs no external server
 test-backends:  ## run every test that needs real servers; PROFILE=full adds repetitions
 	@$(SETUP) $(TESTED) servers spark
 	@$(BIN)/understudy dev servers fetch || echo "  tests of missing servers are skipped"
-	@# One worker: with two, servers of both starve on a busy machine, and their sessions time out.
-	$(PYTEST) -m "backends$(if $(filter full,$(PROFILE)),, and not slow)" tests/integration
+	$(PYTEST) -n 2 -m "backends$(if $(filter full,$(PROFILE)),, and not slow)" tests/integration
 
 check:  ## check format, lint, types and imports
 	@$(SETUP) $(TESTED)

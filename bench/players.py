@@ -382,7 +382,8 @@ class Loop:
             status = report.get("games", {}).get(self.game.name, {})
             self._show(self.people_steps, status.get("why", "") or "the learner is starting")
             has_read = report.get("read_steps", 0) >= stats.acked_steps
-            if not has_read or status.get("doing") != "wait" or status["error"]:
+            has_begun = bool(status.get("phase"))
+            if not has_read or not has_begun or status["doing"] != "wait" or status["error"]:
                 idle_since_s = math.inf
                 return False
             idle_since_s = min(idle_since_s, time.monotonic())

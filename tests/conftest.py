@@ -1,4 +1,5 @@
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import settings
 from tests import schedule
 from tests.card import Card
 from tests.stores.local_stores import local_harness
+from understudy.learn.compile_cache import delete_truncated_entries
 from understudy.testing.store_harness import StoreHarness
 
 # Without keys, botocore would request the role of the machine over the network.
@@ -30,6 +32,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ):
             item.add_marker("card")
     items.sort(key=lambda item: schedule.rank(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """Cache on disk what tests compile in this process: most of their time is compilation.
+
+    The folder is not that of other processes: tests kill these, also while they write an entry.
+    """
+    jax = sys.modules.get("jax")
+    if jax is not None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        folder = cache / "understudy" / "jax-tests"
+        delete_truncated_entries(folder)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.hookimpl(optionalhook=True)

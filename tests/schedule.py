@@ -28,6 +28,11 @@ LONGEST_FIRST = (
     "tests/browser/",
     "tests/clients/test_tabs_js.py",
     "tests/e2e/",
+    "tests/bench/",
+    # These fork hundreds of times; each fork copies the page tables of all compiled programs.
+    "tests/stores/",
+    "tests/client/",
+    "tests/models/",
     "tests/learning/",
     "tests/faults/",
     "tests/cli/",

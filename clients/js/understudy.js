@@ -500,6 +500,10 @@ export function decodeTensors(raw) {
  * @property {string | number} [result]
  * @property {number | bigint} [seed]
  * @property {string} [model]
+ * @property {number} [propensity] the probability with which `model` was drawn, if there were several
+ * @property {string} [skill] the skill at which the bot plays, `easy` or `even`
+ * @property {number} [noise] the noise of that skill, once a bot has decided
+ * @property {number} [temperature]
  * @property {boolean} [cut]
  */
 /**
@@ -650,7 +654,7 @@ const BY = Object.freeze({ unknown: 0, person: 1, bot: 2, script: 3 });
 /** @typedef {"unknown" | "person" | "bot" | "script"} Decider */
 
 /**
- * @typedef {{logp: number, version: number, rawAction: ArrayLike<number> | null}} Extras what a policy records about
+ * @typedef {{logp: number | null, version: number, rawAction: ArrayLike<number> | null}} Extras what a policy records about
  *   its choice
  */
 /**
@@ -852,11 +856,17 @@ class Rows {
     return block;
   }
 
-  /** @param {string} model the model that decides from now on, for the episode's note */
-  nameModel(model) {
-    if (!this._note || this._note.model === model) return;
-    this._note = { ...this._note, model };
-    if (this._state === OPEN || !this._isFirst) this._notes[this._notes.length - 1].model = model;
+  /**
+   * Names the model that decides from now on, for the episode's note.
+   * @param {string} model
+   * @param {number} [propensity] the probability with which it was drawn, if there were several
+   * @param {number} [noise] the noise of the episode's skill
+   */
+  nameModel(model, propensity, noise) {
+    if (!this._note || (this._note.model === model && this._note.noise === noise)) return;
+    const named = { model, propensity, noise };
+    this._note = { ...this._note, ...named };
+    if (this._state === OPEN || !this._isFirst) Object.assign(this._notes[this._notes.length - 1], named);
   }
 
   /**
@@ -884,8 +894,12 @@ class Rows {
     this._put(at, { by, frames: Math.min(frames, 65535), t_ms: Math.min(tMs, 2 ** 32 - 1) });
     this._openUsed = [];
     if (extras) {
-      this._put(at, { logp: extras.logp, version: extras.version });
-      this._openUsed.push("logp", "version");
+      this._put(at, { version: extras.version });
+      this._openUsed.push("version");
+      if (extras.logp !== null) {
+        this._put(at, { logp: extras.logp });
+        this._openUsed.push("logp");
+      }
       for (const part of extras.rawAction ? raw : []) {
         writeValue(part, extras.rawAction, { bounds: false, as: this._data[part.name].data, at });
         this._openUsed.push(part.name);
@@ -1077,7 +1091,8 @@ class Rows {
 
 /** Throws Refused for a note that the platform would reject. @param {Note} note */
 function checkNote(note) {
-  const { seat, match = "", model = "", opponents = [], result = "", seed = 0 } = note;
+  const { seat, match = "", model = "", opponents = [], result = "", seed = 0, propensity = 1 } = note;
+  const { skill = "even", noise = 0, temperature = 1 } = note;
   const isCount = (/** @type {unknown} */ value, /** @type {number} */ below) =>
     typeof value === "bigint"
       ? value >= 0n && value < 2n ** 64n
@@ -1089,6 +1104,13 @@ function checkNote(note) {
     isCount(seed, 2 ** 64) &&
     isText(match, 128) &&
     isText(model, 128) &&
+    typeof propensity === "number" &&
+    propensity > 0 &&
+    propensity <= 1 &&
+    Object.hasOwn(DEFAULT_NOISE, skill) &&
+    isNoise(noise) &&
+    temperature > 0 &&
+    temperature <= MAX_TEMPERATURE &&
     Array.isArray(opponents) &&
     opponents.length <= 64 &&
     opponents.every((opponent) => isText(opponent, 128)) &&
@@ -1099,6 +1121,53 @@ function checkNote(note) {
       `a field of the episode has the wrong type or is too large: ${canonicalJson(noteFields(note)).slice(0, 120)}`,
     );
 }
+
+// --- Skills ---------------------------------------------------------------------------------------------------------
+
+/** @typedef {"easy" | "even" | "hard"} SkillName */
+/** @typedef {{easy: number, even: number}} SkillNoise the noise of each skill below `hard` */
+/** @typedef {{skill?: SkillName, noise?: number, temperature?: number}} BotSkill how a bot plays; empty: as released */
+
+/** How well a bot may play: `hard` is as released. */
+const SKILLS = ["easy", "even", "hard"];
+/** @type {SkillNoise} until the platform has calibrated them */
+const DEFAULT_NOISE = { easy: 0.5, even: 0.25 };
+const MIN_TEMPERATURE = 0.01;
+const MAX_TEMPERATURE = 100;
+
+/** @param {unknown} value */
+const isNoise = (value) => typeof value === "number" && value >= 0 && value <= 1;
+
+/**
+ * The skill that a game asks for; throws Refused when it is not valid.
+ * @param {SkillName} [skill]
+ * @param {number} [temperature]
+ * @returns {BotSkill}
+ */
+function botSkill(skill, temperature) {
+  if (temperature !== undefined && skill !== undefined)
+    throw new Refused(
+      "bad_skill",
+      `skill is ${String(skill).slice(0, 40)} and temperature is ${String(temperature).slice(0, 40)}; pass one of the two`,
+    );
+  if (temperature !== undefined) {
+    const isValid =
+      typeof temperature === "number" && temperature >= MIN_TEMPERATURE && temperature <= MAX_TEMPERATURE;
+    if (!isValid)
+      throw new Refused(
+        "bad_temperature",
+        `temperature is ${String(temperature).slice(0, 40)}; pass a number from ${MIN_TEMPERATURE} to ${MAX_TEMPERATURE}, ` +
+          "where 1 is as released and more is more random",
+      );
+    return { temperature };
+  }
+  if (skill !== undefined && !SKILLS.includes(skill))
+    throw new Refused("bad_skill", `skill is ${String(skill).slice(0, 40)}; pass one of ${SKILLS.join(", ")}`);
+  return skill === undefined || skill === "hard" ? {} : { skill };
+}
+
+/** Whether the bot plays as released. @param {BotSkill} skill */
+const isReleased = ({ skill, temperature }) => skill === undefined && temperature === undefined;
 
 // --- Policies --------------------------------------------------------------------------------------------------------
 
@@ -1282,12 +1351,15 @@ function convolution({ channels, kernel: side, stride }, shape, weight) {
 
 /** @typedef {{kind: string, size: number, low: (number | null)[], high: (number | null)[]}} Head */
 /**
- * @typedef {{action: any, logp: number, raw: Float32Array | null}} Choice an action in the game's form, and what the
- *   policy records about it
+ * @typedef {{action: any, logp: number | null, raw: Float32Array | null}} Choice an action in the game's form, and what
+ *   the policy records about it
  */
 /** @typedef {{action: number, name: string, value: number | null, probability: number | null}} Advice */
 /** @typedef {ArrayLike<boolean | number> | null} ActionMask one flag per action: whether it is valid */
-/** @typedef {{actionMask?: ActionMask, deterministic?: boolean, random?: () => number}} Choosing */
+/**
+ * @typedef {{actionMask?: ActionMask, deterministic?: boolean, random?: () => number, noise?: number, temperature?:
+ *   number}} Choosing `noise` from 0 to 1, as a skill has it; `temperature` 1 is as released
+ */
 
 /** Maps observations to actions: a game, a network, its weights and a head. Created by `openPolicy`; immutable. */
 export class Policy {
@@ -1463,12 +1535,22 @@ export class Policy {
    * @param {Choosing} options
    * @returns {Choice}
    */
-  choose(columns, { actionMask = null, deterministic = true, random = Math.random }) {
+  choose(columns, { actionMask = null, deterministic = true, random = Math.random, noise = 0, temperature = 1 }) {
     const mask = this._mask(actionMask);
     const outputs = this.forward(columns, this._outputs);
     const { discrete } = this._columns;
-    if (!discrete) return this._gaussian(outputs.mean, outputs.log_std, deterministic ? null : random);
+    if (!discrete) {
+      const logStd = outputs.log_std.map((wide) => wide + Math.log(temperature));
+      const choice = this._gaussian(outputs.mean, logStd, deterministic ? null : random);
+      return noise ? { action: this._towardsRandom(choice.action, noise, random), logp: null, raw: null } : choice;
+    }
     const scores = maskScores(outputs[this._outputs[0]], mask);
+    if (noise || temperature !== 1) {
+      const isSampled = !deterministic && this.head.kind === "categorical";
+      const chances = this._chances(scores, mask, { isSampled, noise, temperature });
+      const at = drawn(chances, random());
+      return { action: discrete.start + at, logp: Math.log(chances[at]), raw: null };
+    }
     if (deterministic || this.head.kind !== "categorical")
       return { action: discrete.start + argmax(scores), logp: 0, raw: null };
     // The argmax of logits plus Gumbel noise is a sample from their distribution.
@@ -1476,6 +1558,37 @@ export class Policy {
     const most = Math.max(...scores);
     const logp = scores[action] - most - Math.log(scores.reduce((sum, score) => sum + Math.exp(score - most), 0));
     return { action: discrete.start + action, logp, raw: null };
+  }
+
+  /**
+   * The probability of each action, of which `noise` is divided among the valid ones.
+   * @param {Float32Array} scores
+   * @param {Uint8Array | null} mask
+   * @param {{isSampled: boolean, noise: number, temperature: number}} how
+   */
+  _chances(scores, mask, { isSampled, noise, temperature }) {
+    const best = argmax(scores);
+    const weights = Array.from(scores, (score, at) =>
+      isSampled ? Math.exp((score - scores[best]) / temperature) : Number(at === best),
+    );
+    const total = weights.reduce((sum, weight) => sum + weight, 0);
+    const nValid = mask ? mask.filter(Boolean).length : scores.length;
+    return weights.map((weight, at) => ((1 - noise) * weight) / total + (!mask || mask[at] ? noise / nValid : 0));
+  }
+
+  /**
+   * A box action moved towards a random one by this share, so that it stays in the box.
+   * @param {any} action
+   * @param {number} noise
+   * @param {() => number} random
+   */
+  _towardsRandom(action, noise, random) {
+    const other = randomAction(this._columns, random, null);
+    const mixed = (/** @type {number} */ from, /** @type {number} */ to) =>
+      Math.min(Math.max((1 - noise) * from + noise * to, Math.min(from, to)), Math.max(from, to));
+    return typeof action === "number"
+      ? mixed(action, other)
+      : action.map((/** @type {number} */ number, /** @type {number} */ at) => mixed(number, other[at]));
   }
 
   /** @param {Float32Array} mean @param {Float32Array} logStd @param {(() => number) | null} random @returns {Choice} */
@@ -1529,6 +1642,18 @@ const maskScores = (scores, mask) =>
 
 /** @param {Float32Array} scores */
 const argmax = (scores) => scores.reduce((best, score, at) => (score > scores[best] ? at : best), 0);
+
+/** The index at which the sum of the chances passes `lot`, from 0 to 1. @param {number[]} chances @param {number} lot */
+function drawn(chances, lot) {
+  let sum = 0;
+  let last = 0;
+  for (let at = 0; at < chances.length; at++) {
+    if (chances[at] > 0) last = at; // rounding may leave the sum of all below the lot
+    sum += chances[at];
+    if (lot < sum) return at;
+  }
+  return last;
+}
 
 /**
  * Reads a policy file; throws Refused unless the bytes are exactly one such file. Does not check a signature.
@@ -1594,7 +1719,11 @@ function publicKey(text) {
   return fromBase64(match[1]);
 }
 
-/** @typedef {{name: string, policy: Policy, manifest: any}} Bot a model that passed every check */
+/**
+ * @typedef {{name: string, policy: Policy, manifest: any, propensity?: number, deterministic?: boolean} & BotSkill} Bot a
+ *   model that passed every check, the probability with which it was drawn for an episode, if there were several, and
+ *   options of `policy.act`
+ */
 
 /**
  * Opens a model; throws Refused unless its bytes match the manifest and reproduce its golden outputs.
@@ -1838,7 +1967,7 @@ class ScopedStorage {
 
 /**
  * Removes values of all deployments that are older than MAX_AGE_MS and can be replaced: heartbeats, and policies of games
- * not played for that long. Pinned keys and the highest entry numbers stay. So do unsent frames: the clock of this
+ * and schemas not played for that long. Pinned keys and the highest entry numbers stay. So do unsent frames: the clock of this
  * machine may be wrong, and the platform rejects frames that are too old.
  * @param {TextStorage} storage
  * @param {number} nowMs
@@ -1846,10 +1975,10 @@ class ScopedStorage {
 function removeExpired(storage, nowMs) {
   const all = new ScopedStorage(storage, "understudy/");
   for (const name of all.names("")) {
-    const [place, kind] = name.split("/");
+    const [place, kind, schema] = name.split("/");
     let lastMs = nowMs;
     if (kind === "held") lastMs = Number(all.read(name)) || 0;
-    else if (kind === "policy") lastMs = Number(all.read(`${place}/used`)) || 0;
+    else if (kind === "policy") lastMs = Number(all.read(`${place}/used/${schema}`)) || 0;
     if (!(nowMs - lastMs <= MAX_AGE_MS)) all.remove(name);
   }
 }
@@ -2718,7 +2847,8 @@ const RECHECK_CAP_MS = 600_000;
 /** @typedef {"champion" | "canary"} Alias */
 /**
  * @typedef {{number: number, champion: string | null, champion_release: string | null, canary: string | null,
- *   canary_release: string | null, canary_share: number, trust: string[]}} LiveModels champion and canary, signed
+ *   canary_release: string | null, canary_share: number, noise: string | null, trust: string[]}} LiveModels champion,
+ *   canary and the noise of the skills, signed
  */
 
 /**
@@ -2738,10 +2868,17 @@ class Bots {
     this._clock = clock;
     this._random = random;
     this._storage = storage;
+    // Each version of a game has its own bots; the trusted keys are those of the deployment.
+    const version = this._schema.slice(0, 16);
+    this._botName = `bot/${version}`;
+    this._policyPlace = `policy/${version}/`;
     this._trust = trust;
     this._backoff = new Backoff(clock, random);
     /** @type {{champion: Bot | null, canary: Bot | null, share: number}} */
     this._live = { champion: null, canary: null, share: 0 };
+    this._noise = DEFAULT_NOISE;
+    /** @type {string | null} the signed entry that has it */
+    this._signedNoise = null;
     /**
      * @type {Record<Alias, number>} the highest entry number of each alias with a valid signature; older entries are
      *   rejected
@@ -2770,15 +2907,31 @@ class Bots {
     return this._live.champion;
   }
 
-  /** Draws the bot for an episode: the canary with probability `share`, else the champion; null while there is none. */
-  pickBot() {
+  /**
+   * Draws the bot for an episode: the canary with probability `share`, else the champion; null while there is none. At a
+   * skill or temperature it is the champion, on whose play the noise was calibrated.
+   * @param {BotSkill} skill
+   * @returns {Bot | null}
+   */
+  pickBot(skill = {}) {
     const { champion, canary, share } = this._live;
-    return canary && this._random() < share ? canary : champion;
+    if (!isReleased(skill)) return champion && this.atSkill(champion, skill);
+    if (!canary) return champion;
+    if (this._random() < share) return { ...canary, propensity: share };
+    return champion && { ...champion, propensity: 1 - share };
+  }
+
+  /** The same bot at a skill, with its noise, or at a temperature. @param {Bot} bot @param {BotSkill} skill @returns {Bot} */
+  atSkill({ name, policy, manifest }, { skill, temperature }) {
+    const noise = skill && this._noise[/** @type {keyof SkillNoise} */ (skill)];
+    // By default, `policy.act` chooses the best action, at any temperature.
+    const sampled = temperature === undefined ? {} : { deterministic: false };
+    return { name, policy, manifest, skill, noise, temperature, ...sampled };
   }
 
   /** Restores the last valid bots; one that fails a check is fetched again. */
   async load() {
-    const stored = this._storage.read("bot");
+    const stored = this._storage.read(this._botName);
     try {
       if (!stored) return;
       this._seen = { champion: Number(stored.seen?.champion) || 0, canary: Number(stored.seen?.canary) || 0 };
@@ -2786,6 +2939,7 @@ class Bots {
       const news = parseLiveModels(stored.live_models);
       const champion = await this._restore(news.champion_release);
       const canary = await this._restore(news.canary_release).catch(() => null);
+      await this._useNoise(news.noise, this._trustedKeys([]));
       this._after = this._goodNumber = news.number;
       this._setLive({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY) });
     } catch (error) {
@@ -2802,7 +2956,7 @@ class Bots {
   async _restore(release) {
     if (release === null) return null;
     const manifest = await this.manifest(release, this._trustedKeys([]));
-    const text = this._storage.read(`policy/${manifest.policy_sha256}`);
+    const text = this._storage.read(this._policyPlace + manifest.policy_sha256);
     if (typeof text !== "string")
       throw new Refused("bad_hash", `the stored policy of model ${manifest.model_no} is missing; it is fetched again`);
     return openBot(manifest, fromBase64(text));
@@ -2861,7 +3015,8 @@ class Bots {
       this._recheckAtMs = Infinity;
     } else waitS = Math.min(waitS, Math.ceil((this._recheckAtMs - nowMs) / 1000));
     try {
-      const { status, raw } = await this._link.ask("GET", `/bot?after=${this._after}&wait_s=${waitS}`, { waitS });
+      const query = `schema=${this._schema}&after=${this._after}&wait_s=${waitS}`;
+      const { status, raw } = await this._link.ask("GET", `/bot?${query}`, { waitS });
       if (status !== 204) await this._take(parseLiveModels(jsonOf(raw)));
       this.linkError = "";
       this._backoff.succeeded();
@@ -2904,6 +3059,8 @@ class Bots {
     this.refusal = "";
     this._recheckAtMs = Infinity;
     this._recheckMs = RECHECK_FIRST_MS;
+    await this._useNoise(news.noise, trust);
+    news = { ...news, noise: this._signedNoise };
     // The champion does not wait for the canary's download. The stored entry has the previous number, so that a restart
     // from it polls for this one again.
     const plain = { ...news, canary: null, canary_release: null };
@@ -2917,8 +3074,8 @@ class Bots {
     this._after = this._goodNumber = news.number;
     this._setLive({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY) });
     this._storeLive(canary ? news : plain);
-    const live = [champion, canary].map((bot) => `policy/${bot?.manifest.policy_sha256}`);
-    for (const name of this._storage.names("policy/")) if (!live.includes(name)) this._storage.remove(name);
+    const live = [champion, canary].map((bot) => this._policyPlace + bot?.manifest.policy_sha256);
+    for (const name of this._storage.names(this._policyPlace)) if (!live.includes(name)) this._storage.remove(name);
   }
 
   /**
@@ -2954,7 +3111,7 @@ class Bots {
     if (loaded) return loaded;
     const raw = await fetched(manifest);
     const bot = openBot(manifest, raw);
-    if (raw.length <= MAX_STORED_POLICY_BYTES) this._storage.write(`policy/${manifest.policy_sha256}`, toBase64(raw));
+    if (raw.length <= MAX_STORED_POLICY_BYTES) this._storage.write(this._policyPlace + manifest.policy_sha256, toBase64(raw));
     return bot;
   }
 
@@ -2972,6 +3129,23 @@ class Bots {
       );
     }
     return manifest;
+  }
+
+  /**
+   * Uses the noise of each skill in a signed entry, or the default without one; if it is invalid, the last one stays.
+   * @param {string | null} signed
+   * @param {readonly string[]} trust
+   */
+  async _useNoise(signed, trust) {
+    try {
+      const { schema, noise } = signed === null ? {} : await this._entry(signed, "noise", trust);
+      if (signed !== null && !(schema === this._schema && isNoise(noise?.easy) && isNoise(noise?.even)))
+        throw new Refused("bad_entry", "the noise of the skills is invalid, or that of another schema");
+      this._noise = signed === null ? DEFAULT_NOISE : { easy: noise.easy, even: noise.even };
+      this._signedNoise = signed;
+    } catch (error) {
+      this._refuse(error);
+    }
   }
 
   /** @param {string} text @param {string} kind @param {readonly string[]} trust */
@@ -3044,14 +3218,14 @@ class Bots {
 
   /** @param {LiveModels} liveModels */
   _storeLive(liveModels) {
-    const stored = this._storage.read("bot");
+    const stored = this._storage.read(this._botName);
     const isOlder = (stored?.live_models?.number ?? 0) > liveModels.number; // than what another page stored
-    this._storage.write("bot", { live_models: isOlder ? stored.live_models : liveModels, seen: this._seenBy(stored) });
+    this._storage.write(this._botName, { live_models: isOlder ? stored.live_models : liveModels, seen: this._seenBy(stored) });
   }
 
   _storeSeen() {
-    const stored = this._storage.read("bot");
-    this._storage.write("bot", { live_models: stored?.live_models ?? null, seen: this._seenBy(stored) });
+    const stored = this._storage.read(this._botName);
+    this._storage.write(this._botName, { live_models: stored?.live_models ?? null, seen: this._seenBy(stored) });
   }
 
   /** The highest entry numbers of this page and of the storage. @param {any} stored @returns {Record<Alias, number>} */
@@ -3063,7 +3237,7 @@ class Bots {
 
 /** @param {any} fields @returns {LiveModels} */
 function parseLiveModels(fields) {
-  const texts = ["champion", "champion_release", "canary", "canary_release"];
+  const texts = ["champion", "champion_release", "canary", "canary_release", "noise"];
   const isValid =
     Number.isSafeInteger(fields?.number) &&
     fields.number >= 0 &&
@@ -3129,15 +3303,16 @@ export class Episode {
   /**
    * @param {Game} game
    * @param {Session} session
-   * @param {{note: Note, consent: Consent, by: Decider, bot: Bot | null}} how
+   * @param {{note: Note, consent: Consent, by: Decider, bot: Bot | null, skill: BotSkill}} how
    */
-  constructor(game, session, { note, consent, by, bot }) {
+  constructor(game, session, { note, consent, by, bot, skill }) {
     this._game = game;
     this._session = session;
     this._rows = /** @type {Rows} */ (session.rows);
     this._by = by;
     /** @type {Bot | null} */
     this._bot = bot;
+    this._skill = skill;
     /** @type {Record<string, Numbers>[]} the last observations, for a bot that needs several */
     this._last = [];
     /** @type {string | null} */
@@ -3165,13 +3340,13 @@ export class Episode {
    * @returns {any}
    */
   act(obs, { actionMask = null, deterministic = false, otherwise } = {}) {
-    this._bot ??= this._game.pickBot();
+    this._bot ??= this._game.pickBot(this._skill);
     const own = this._bot ? undefined : typeof otherwise === "function" ? otherwise(obs) : otherwise;
     const { _columns: columns, _random: random } = this._game;
     try {
       const chosen = this._choose(obs, own, { actionMask, deterministic });
       if (this._isLate("act")) return chosen.action;
-      if (this._bot) this._rows.nameModel(this._bot.name);
+      if (this._bot) this._rows.nameModel(this._bot.name, this._bot.propensity, this._bot.noise);
       this._recordDecision(obs, chosen.action, { actionMask, by: chosen.by, frames: 1, extras: chosen.extras });
       return chosen.action;
     } catch (error) {
@@ -3193,8 +3368,9 @@ export class Episode {
   _choose(obs, own, { actionMask = null, deterministic = false }) {
     const { _columns: columns, _random: random } = this._game;
     if (this._bot) {
-      const { policy } = this._bot;
-      const { action, logp, raw } = policy.choose(this._inputs(policy, obs), { actionMask, deterministic, random });
+      const { policy, noise, temperature } = this._bot;
+      const options = { actionMask, deterministic, random, noise, temperature };
+      const { action, logp, raw } = policy.choose(this._inputs(policy, obs), options);
       return { action, by: BY.bot, extras: { logp, version: policy.version, rawAction: raw } };
     }
     const mask = columns.mask(actionMask);
@@ -3406,6 +3582,8 @@ class Tolerance {
  * @property {Decider} [by] whose decisions `acted` records; default `person`
  * @property {Consent} [consent]
  * @property {Bot | null} [bot] the bot for `act`, from `game.pickBot` or `game.model`; default: drawn by `pickBot`
+ * @property {SkillName} [skill] how well the bot plays in `act`; default: `hard`, as released
+ * @property {number} [temperature] how random its choices are: 1 is as released
  */
 
 /** A connected game, shared by many episodes. Created by `connect`. */
@@ -3475,11 +3653,13 @@ export class Game {
    * Draws the bot for a new episode: sometimes the canary, else the champion; null while there is none.
    *
    * An episode draws its own bot at its first `act`. Use this to know the bot in advance, or to play without recording:
-   * `bot.name`, `bot.policy.act(obs)`; pass it to `game.episode({ bot })` to play there.
+   * `bot.name`, `bot.policy.act(obs, bot)`; pass it to `game.episode({ bot })` to play there. With a `skill` or a
+   * `temperature`, it is the champion, which then plays at it.
+   * @param {{skill?: SkillName, temperature?: number}} [how]
    * @returns {Bot | null}
    */
-  pickBot() {
-    return this._bots.pickBot();
+  pickBot({ skill, temperature } = {}) {
+    return this._bots.pickBot(botSkill(skill, temperature));
   }
 
   /**
@@ -3518,16 +3698,23 @@ export class Game {
     by = "person",
     consent = this.consent,
     bot = null,
+    skill,
+    temperature,
   } = {}) {
     if (this._closing) throw new Refused("closed", `the game ${this.spec.game} is closed; connect again to record`);
     checkConsent(consent);
     checkPlayer(player);
     /** @type {Note} */
     const note = { row: 0, seat, match, opponents, seed, model: model ?? bot?.name };
+    const asked = botSkill(skill, temperature);
+    if (bot && !isReleased(asked)) bot = this._bots.atSkill(bot, asked);
+    const at = bot ?? asked;
+    Object.assign(note, { skill: at.skill, noise: at.noise, temperature: at.temperature });
+    if (bot && note.model === bot.name) note.propensity = bot.propensity;
     checkNote(note);
     const { recordingRate } = this._sender;
     const session = this._acquire(player, seat, recordingRate >= 1 || this._random() < recordingRate);
-    const episode = new Episode(this, session, { note, consent, by, bot });
+    const episode = new Episode(this, session, { note, consent, by, bot, skill: asked });
     session.holder = new WeakRef(episode);
     return episode;
   }
@@ -3772,7 +3959,8 @@ export async function connect(name, options) {
   const gameStorage = new ScopedStorage(textStorage, place);
   // Per key: a new deployment at the same address has new keys, and its signing keys are pinned separately.
   const botStorage = new ScopedStorage(textStorage, placeOf(link.address, spec.game, key));
-  for (const scope of [gameStorage, botStorage]) scope.write("used", clock.now());
+  gameStorage.write("used", clock.now());
+  botStorage.write(`used/${schemaOf(spec).slice(0, 16)}`, clock.now());
   removeExpired(textStorage, clock.now());
   // Pages that share localStorage share its locks; for another storage this is not known.
   const pageLocks = globalThis.navigator?.locks ?? null;

@@ -69,6 +69,10 @@ class Batch(NamedTuple):
     # If a row has no valid action, the episode was stopped there: treat every action as valid.
     next_action_mask: Any = None
     extras: Mapping[str, Any] = {}
+    # column name -> float32[2, ...], the lowest and highest value that running statistics of
+    # observations use, or None: learners from recorded play set it, since a few players may send
+    # false values
+    obs_limits: Any = None
 
 
 class Rollout(NamedTuple):

@@ -430,6 +430,8 @@ class LiveModels:
     canary_release: str | None = None
     canary_share: float = 0.0
     """The share of episodes that the canary plays."""
+    noise: str | None = None
+    """The signed noise of each skill; None: not calibrated yet."""
     trust: tuple[str, ...] = ()
     """Public keys of the deployment, as text; a client pins them on first contact."""
 
@@ -462,8 +464,11 @@ class Link(Protocol):
         """
         ...
 
-    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
-        """Return live models with a number above `after`; None if `wait_s` pass without any."""
+    def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> LiveModels | None:
+        """Return live models with a number above `after`; None if `wait_s` pass without any.
+
+        They are those of `schema`; by default of the newest schema that has a champion.
+        """
         ...
 
     def policy(self, model_no: int) -> bytes:

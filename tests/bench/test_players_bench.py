@@ -219,17 +219,16 @@ def test_a_quick_run_writes_a_result_and_repeats_its_figures(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "steps"),
     [
-        ("poker", 1_500),
-        ("vault", 1_500),
-        pytest.param("poker", STEPS, marks=pytest.mark.slow),
+        ("poker", STEPS),
+        ("cartpole", STEPS),
         pytest.param(
             "vault",
             STEPS,
             marks=[
                 pytest.mark.slow,
                 pytest.mark.xfail(
-                    reason="the champion is still the clone of the first 1,026 steps, at -0.86: "
-                    "the first candidate is undecided to the end, and no other is released"
+                    reason="with an earlier gate, the champion was still the clone of the first "
+                    "1,015 steps, at -0.95, and the last candidate at -0.36; not run since"
                 ),
             ],
         ),
@@ -245,14 +244,13 @@ def test_people_play_through_a_platform_and_its_champion_is_measured(
     assert row["stored_steps"] == row["people_steps"] + row["bot_steps"]
     assert (row["lost_steps"], row["duplicate_steps"]) == (0, 0)
     first, *_ = row["promotions"]
-    assert (first["model"], first["algorithm"]) == (1, "bc")
-    assert first["people_steps"] < 1_200, "people waited for the first bot"
+    assert first["algorithm"] == "bc"
+    # A clone that is not yet better than a constant policy on held-out steps is rejected.
+    assert first["people_steps"] < 1_600 * 2 ** (first["model"] - 1), "people waited for it"
     assert row["bot_episodes"] > 0
-    assert row["decisions"][0] == {
-        "model": f"{name}/1",
-        "decision": "promote",
-        "why": "the first bot, which passed every check",
-    }
+    decided = row["decisions"][first["model"] - 1]
+    assert (decided["model"], decided["decision"]) == (f"{name}/{first['model']}", "promote")
+    assert decided["why"].startswith("the first bot of its schema: on ")
     champion = row["champion"]
     assert champion in row["promotions"]
     policy = open_deployment(DataFolder(folder)).registry.policy(name, champion["model"])

@@ -24,8 +24,10 @@ def test_the_first_bot_learns_from_the_person_and_plays_without_a_reload(
                     tab.page.click("#start")
                 if tab.data("bot"):
                     break
-            assert tab.data("bot") == "rally/1"
-            wait_for(lambda: player.look() != "playing" or tab.text("#them") == "rally/1")
+            # A clone that is not yet better than a constant policy on held-out steps is rejected.
+            name = tab.data("bot")
+            assert name in ("rally/1", "rally/2")
+            wait_for(lambda: player.look() != "playing" or tab.text("#them") == name)
             tab.screenshot("rally-first-bot")
             assert tab.errors == []
         episodes = episodes_of(rally.chunks(steps=150))

@@ -146,3 +146,23 @@ def test_a_signal_is_not_lost_while_a_command_is_imported(
     monkeypatch.setitem(root._COMMANDS, command, ("catches_all:run", "as some packages do"))
     monkeypatch.delitem(sys.modules, "catches_all", raising=False)
     assert root.run([command]) == code
+
+
+@pytest.mark.parametrize(("cause", "code"), [("KeyboardInterrupt", 130), ("ValueError", None)])
+def test_an_interrupt_inside_a_c_library_ends_a_command_as_usual(
+    cause: str, code: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # What Python raises if a function in C returns a result although a signal handler has raised.
+    (tmp_path / "in_c.py").write_text(
+        "import click\n"
+        "@click.command()\ndef run():\n"
+        f"    raise SystemError('returned a result with an exception set') from {cause}()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(root._COMMANDS, "demo", ("in_c:run", "as Kafka's client does"))
+    monkeypatch.delitem(sys.modules, "in_c", raising=False)
+    if code is None:
+        with pytest.raises(SystemError):
+            root.run(["demo"])
+    else:
+        assert root.run(["demo"]) == code

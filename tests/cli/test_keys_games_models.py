@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.act.policies import random_policy
 from tests.backends.test_deployment import GAME, a_run
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment, signing_key
@@ -20,6 +21,7 @@ from understudy.cli.root import run as run_command
 from understudy.core.errors import StorageFailed
 from understudy.experience.game import game_spec
 from understudy.experience.intake import deployment_key
+from understudy.models.manifest import Lineage
 from understudy.models.registry import Registry
 from understudy.nn.policy import decode_policy
 
@@ -223,6 +225,25 @@ def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_
     assert "does not exist" in ask("models promote pong/9", code=2)[1]
     assert "the newest are pong/1, pong/2" in ask("models show pong/9", code=2)[1]
     assert "pinball has no models yet" in ask("models show pinball/1", code=2)[1]
+
+
+def test_long_names_are_shown_whole_at_80_columns(
+    ask: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    game = "a-game-with-a-name-of-forty-four-characters-x"
+    ask(f"games add {game} --obs 4 --actions left,right")
+    registry = open_deployment(DataFolder(tmp_path / "D")).registry
+    epoch = registry.takeover(game, owner="test")
+    policy = random_policy(registry.specs(game)[0], "argmax", seed=0)
+    manifest = registry.release(policy, Lineage(algorithm="iql", steps=20_000), epoch=epoch)
+    registry.set_alias(game, "champion", 1, why="the first")
+    listed = ask("models list")[0].splitlines()
+    assert any(line.startswith(f"│ {game}/1 ") for line in listed)
+    assert "…" not in "".join(listed)
+    schema = "".join(line.split("│")[-2].strip() for line in listed if "│" in line)
+    assert manifest.schema[:12] in schema
+    assert f"│ {game} " in ask("games list")[0]
 
 
 def test_a_damaged_model_is_neither_shown_nor_promoted(ask: Asked, tmp_path: Path):

@@ -23,9 +23,13 @@ LEARNT = {
     "phase": "bc",
     "doing": "wait",
     "why": "12 of 1000 steps",
+    "missing_steps": 988,
+    "gave_up": "iql failed 3 times",
     "error": "",
     "schedule": ["from 1000 steps: bc"],
     "consent_unknown_steps": 12,
+    "people": {"players": 3, "episodes": 20, "mean": 4.5, "best": 12.25},
+    "returns": {"pong/1": {"episodes": 7, "mean": 6.5}},
     "next": ADVICE,
 }
 
@@ -235,7 +239,11 @@ def test_the_text_output_shows_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
 ):
     data = tmp_path / "D"
-    release_run(open_deployment(DataFolder(data)), a_run(tmp_path / "one"))
+    for name in ("one", "two"):
+        release_run(open_deployment(DataFolder(data)), a_run(tmp_path / name))
+    registry = open_deployment(DataFolder(data)).registry
+    epoch = registry.catalogue(GAME.game).epoch
+    registry.reject(GAME.game, 2, why="loads: it is damaged", epoch=epoch)
     leave(
         data,
         "learner",
@@ -251,10 +259,20 @@ def test_the_text_output_shows_the_same(
         "learner",
         "[oops]",
         "champion pong/1",
+        "people 4.5 on average and 12.25 for the best of 3 (first 20 episodes), champion 6.5 ",
         "bc, wait: 12 of 1000 steps",
+        "next candidate: after 988 more steps",
+        "pong/1: promoted: the first bot of its schema",
+        "pong/2: reject: loads: it is damaged",
+        "iql failed 3 times",
         "from 1000 steps: bc",
         ADVICE,
     ):
         assert words in said
+    assert run_command(["models", "list", "--data", str(data)]) == 0
+    listed = capsys.readouterr().out
+    assert "6.5 (7)" in listed
+    assert "pong/1: promoted: " in listed
+    assert "pong/2: reject: loads: it is damaged" in listed
     assert run_command(["status", "--help"]) == 0
     assert capsys.readouterr().out.count("understudy ") >= 3

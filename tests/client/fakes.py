@@ -91,7 +91,7 @@ class MemoryLink:
         self.skipped_steps += skipped_steps
         return [Ack(False, refused="not_today") if no else Ack(True) for no in refused]
 
-    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
+    def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> LiveModels | None:
         self.n_polls += 1
         if self.is_down:
             raise LinkFailed("unreachable", "down")

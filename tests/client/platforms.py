@@ -55,13 +55,10 @@ class Platform:
         epoch = self.registry.takeover(game, owner="test")
         model_no = self.registry.release(policy, Lineage(algorithm="bc"), epoch=epoch).model_no
         self.link.policies[model_no] = policy.encode()
-        self.registry.set_alias(game, alias, model_no, why="test")
-        self.announce(share=share)
+        self.registry.set_alias(game, alias, model_no, why="test", share=share)
+        self.announce()
         return model_no
 
-    def announce(self, *, share: float = 0.2) -> None:
+    def announce(self) -> None:
         now = self.registry.catalogue("my-game")
-        champion, canary = (now.aliases.get(alias) for alias in ("champion", "canary"))
-        self.link.live_models = live_models(
-            now, champion, canary, trust=self.trust, canary_share=share
-        )
+        self.link.live_models = live_models(now, *now.pointers(), trust=self.trust)

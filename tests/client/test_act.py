@@ -302,3 +302,21 @@ def test_a_recorded_env_plays_with_the_bot(tmp_path):
     assert {code for chunk in found for code in chunk.columns["by"][chunk.columns["row"] == 0]} == {
         By.SCRIPT
     }
+
+
+def test_an_episode_notes_the_propensity_of_its_bot_if_there_were_several(tmp_path):
+    platform, game = playing(tmp_path, constant_policy(1))
+    _played(game)
+    platform.release(constant_policy(2), "canary", share=0.25)
+    game._bots.step()
+    for _ in range(40):
+        _played(game)
+    notes = [note for chunk in recorded(game, platform.link) for note in chunk.meta.episodes]
+    drawn = {(note.model, note.propensity) for note in notes}
+    assert drawn == {("my-game/1", None), ("my-game/1", 0.75), ("my-game/2", 0.25)}
+
+
+def _played(game):
+    episode = game.episode(player="ada")
+    episode.act(OBS)
+    episode.end(OBS)

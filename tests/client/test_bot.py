@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.act.policies import random_policy
 from tests.client.fakes import FakeClock, MemoryLink
 from tests.client.platforms import SIGNER, SPEC, Platform, constant_policy
 from understudy.client.bot import Bots
@@ -17,6 +18,7 @@ from understudy.client.connect import ClientConfig, connect
 from understudy.core.errors import ConfigError, LinkFailed
 from understudy.core.signed import Signer, public_key_text
 from understudy.experience.game import game_spec
+from understudy.models.catalogue import live_models
 
 OTHER = Signer(bytes(range(1, 33)))
 
@@ -70,7 +72,7 @@ def test_the_last_good_bot_plays_at_once_and_offline(tmp_path, bar: Callable[[fl
     assert bots.step() > 0
     assert name(bots) == "my-game/2"
     assert "unreachable" in bots.last_error
-    assert len(list((tmp_path / "bots").glob("*.safetensors"))) == 1
+    assert len(list((tmp_path / "bots").rglob("*.safetensors"))) == 1
 
 
 def changed(text: str, **facts) -> str:
@@ -221,7 +223,7 @@ def test_a_bot_with_a_damaged_cache_is_fetched_again(tmp_path, what, how):
     bots = bots_of(platform.link, tmp_path)
     bots.pick()
     bots.step()
-    (path,) = (tmp_path / "bots").glob(what)
+    (path,) = (tmp_path / "bots").rglob(what)
     path.write_bytes(how(path.read_bytes()))
     again = bots_of(platform.link, tmp_path)
     assert name(again) == ""
@@ -237,7 +239,7 @@ def test_a_lost_policy_is_fetched_again(tmp_path):
     bots = bots_of(platform.link, tmp_path)
     bots.pick()
     bots.step()
-    (path,) = (tmp_path / "bots").glob("*.safetensors")
+    (path,) = (tmp_path / "bots").rglob("*.safetensors")
     path.unlink()
     again = bots_of(platform.link, tmp_path)
     again.pick()
@@ -267,7 +269,7 @@ def test_the_canary_plays_its_share_of_episodes(tmp_path):
     played = [name(bots) for _ in range(5000)]
     assert played.count("my-game/2") == pytest.approx(1000, abs=100)
     assert played.count("my-game/1") == 5000 - played.count("my-game/2")
-    platform.registry.set_alias("my-game", "canary", 0, why="rejected")
+    platform.registry.withdraw("my-game", why="rejected")
     platform.announce()
     bots.step()
     assert {name(bots) for _ in range(100)} == {"my-game/1"}
@@ -292,7 +294,7 @@ def test_a_cleared_champion_means_no_bot(tmp_path):
     bots = bots_of(platform.link, tmp_path)
     bots.pick()
     bots.step()
-    platform.registry.set_alias("my-game", "champion", 0, why="withdrawn")
+    platform.registry.clear_alias("my-game", "champion", schema=SPEC.schema, why="withdrawn")
     platform.announce()
     bots.step()
     assert name(bots) == name(bots_of(platform.link, tmp_path)) == ""
@@ -300,7 +302,7 @@ def test_a_cleared_champion_means_no_bot(tmp_path):
 
 def test_polls_back_off_after_each_failure_and_follow_retry_after(tmp_path):
     class Busy(MemoryLink):
-        def bot(self, after, *, wait_s):
+        def bot(self, after, *, wait_s, schema=None):
             raise LinkFailed("too_many", "later", retry_after_s=7.0)
 
     bots = bots_of(Busy(), tmp_path)
@@ -310,10 +312,10 @@ def test_polls_back_off_after_each_failure_and_follow_retry_after(tmp_path):
 
 def test_a_game_that_polls_before_it_sends_registers_itself(tmp_path):
     class Unregistered(MemoryLink):
-        def bot(self, after, *, wait_s):
+        def bot(self, after, *, wait_s, schema=None):
             if not self.specs:
                 raise LinkFailed("not_registered", "who?")
-            return super().bot(after, wait_s=wait_s)
+            return super().bot(after, wait_s=wait_s, schema=schema)
 
     platform = Platform(tmp_path, link=Unregistered())
     platform.release(constant_policy(1))
@@ -399,3 +401,47 @@ def test_a_forked_child_keeps_playing_with_its_loaded_bots(tmp_path):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     ep.end()
     game.close()
+
+
+def test_two_versions_of_a_game_keep_their_bots_apart_in_one_folder(tmp_path):
+    """Entries of one version may be older than those which the other has seen."""
+    updated = game_spec("my-game", obs=3, actions=["up", "stay", "down"])
+    platform = Platform(tmp_path)
+    platform.release(random_policy(updated, "categorical"))
+    platform.release(constant_policy(1))
+    asked = []
+
+    class BySchema(MemoryLink):
+        def bot(self, after, *, wait_s, schema=None):
+            asked.append(schema)
+            now = platform.registry.catalogue("my-game")
+            return live_models(now, *now.pointers(schema), trust=platform.trust)
+
+    link = BySchema()
+    link.policies = platform.link.policies
+    for spec, wanted in ((SPEC, "my-game/2"), (updated, "my-game/1")):
+        bots = bots_of(link, tmp_path, spec=spec)
+        assert name(bots) == ""
+        bots.step()
+        assert (name(bots), bots.refused_bots, asked[-1]) == (wanted, 0, spec.schema)
+    link.is_down = True
+    for spec, wanted in ((SPEC, "my-game/2"), (updated, "my-game/1")):
+        assert name(bots_of(link, tmp_path, spec=spec)) == wanted
+    assert len(list((tmp_path / "bots").rglob("trust.json"))) == 1, "the keys are pinned once"
+
+
+def test_a_bot_is_drawn_with_its_propensity(tmp_path):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    bots = bots_of(platform.link, tmp_path)
+    bots.pick()
+    bots.step()
+    assert bots.draw()[1] is None, "there is only one"
+    platform.release(constant_policy(2), "canary", share=0.25)
+    bots.step()
+    drawn = set()
+    for _ in range(99):
+        bot, propensity = bots.draw()
+        assert bot is not None
+        drawn.add((bot.manifest.name, propensity))
+    assert drawn == {("my-game/1", 0.75), ("my-game/2", 0.25)}

@@ -20,6 +20,7 @@ function platform() {
     if (model) return answer(200, JSON.stringify({ model_no: Number(model[1]), signed: state.models[model[1]] }));
     const after = Number(/after=(\d+)/.exec(url)?.[1] ?? -1);
     state.asked = after;
+    state.schema = /schema=(\w+)/.exec(url)?.[1] ?? null;
     while (!(state.liveModels && state.liveModels.number > after)) {
       if (signal.aborted) throw new TypeError("aborted");
       await sleep(1);
@@ -56,7 +57,7 @@ async function scenario({ steps, spec }) {
       game.onBot((name) => names.push(name));
     }
     if (step.otherPageSaw) {
-      const key = [...stored.items.keys()].find((name) => name.endsWith("/bot"));
+      const key = [...stored.items.keys()].find((name) => name.includes("/bot/"));
       stored.items.set(key, JSON.stringify({ ...JSON.parse(stored.items.get(key)), seen: step.otherPageSaw }));
     }
     clockMs += 1000 * (step.afterS ?? 0);
@@ -84,8 +85,11 @@ async function scenario({ steps, spec }) {
       refused: refusedBots,
       error: lastBotError,
       models,
+      propensities: [...new Set(Array.from({ length: 50 }, () => game.pickBot()?.propensity ?? null))].sort(),
+      schema: server.schema,
+      even: game.pickBot({ skill: "even" })?.noise ?? null,
       picked: Array.from({ length: step.episodes ?? 1 }, () => game.pickBot()?.name ?? null),
-      record: [...stored.items].find(([key]) => key.endsWith("/bot"))?.[1],
+      record: [...stored.items].find(([key]) => key.includes("/bot/"))?.[1],
       storage: [...stored.items.keys()].map((key) => key.split("/").slice(2).join("/")),
     };
     if (step.model)

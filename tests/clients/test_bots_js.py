@@ -302,6 +302,51 @@ def test_the_canary_plays_its_share_of_episodes_and_a_bad_one_plays_nowhere(tmp_
     ]
 
 
+def test_a_client_asks_for_its_schema_and_a_picked_bot_has_its_propensity(tmp_path):
+    scenario = Scenario(tmp_path)
+    first = scenario.release(1)
+    found = played(first, scenario.release(2, "canary", share=0.25))["seen"]
+    assert {step["schema"] for step in found} == {SPEC.schema}
+    assert [step["propensities"] for step in found] == [[None], [0.25, 0.75]]
+
+
+def test_the_noise_of_skills_is_verified_and_the_last_valid_one_stays_also_offline(tmp_path):
+    scenario = Scenario(tmp_path)
+    first = scenario.release(1)
+    registry = scenario.platform.registry
+    noise = {"easy": 0.8, "even": 0.4}
+    registry.set_noise("my-game", 1, noise, episodes=20, epoch=registry.catalogue("my-game").epoch)
+    scenario.platform.announce()
+    published = scenario.now()
+    number = published["liveModels"]["number"]
+    entry = {"kind": "noise", "journal": "registry/my-game", "schema": SPEC.schema}
+    forged = [
+        OTHER.sign(entry | {"noise": {"easy": 0, "even": 0}}),
+        SIGNER.sign(entry | {"kind": "point", "noise": {"easy": 0, "even": 0}}),
+        SIGNER.sign(entry | {"schema": "0" * 64, "noise": {"easy": 0, "even": 0}}),
+        SIGNER.sign(entry | {"noise": {"easy": 0, "even": 2}}),
+        b"{}",
+    ]
+    bad = [
+        scenario.now(number=number + at, noise=text.decode()) for at, text in enumerate(forged, 1)
+    ]
+    offline = {"start": {"isOffline": True}, "untilBot": "my-game/1"}
+    found = played(first, published, *bad, offline)["seen"]
+    assert [step["even"] for step in found] == [0.25] + [0.4] * 7
+    assert [step["refused"] for step in found] == [0, 0, 1, 2, 3, 4, 5, 0]
+    assert {step["bot"] for step in found} == {"my-game/1"}
+
+
+def test_two_versions_of_a_game_keep_their_bots_apart_in_one_storage(tmp_path):
+    scenario = Scenario(tmp_path)
+    found = played(scenario.release(1))["seen"]
+    names = found[0]["storage"]
+    assert f"bot/{SPEC.schema[:16]}" in names
+    assert [name.rpartition("/")[0] for name in names if name.startswith("policy/")] == [
+        f"policy/{SPEC.schema[:16]}"
+    ]
+
+
 def test_while_there_is_no_bot_none_is_picked():
     assert played({})["seen"][0]["picked"] == [None]
 
@@ -350,7 +395,9 @@ def test_a_number_that_another_page_saw_is_never_written_back(tmp_path):
 def test_a_cleared_champion_means_no_bot(tmp_path):
     scenario = Scenario(tmp_path)
     first = scenario.release(1)
-    scenario.platform.registry.set_alias("my-game", "champion", 0, why="withdrawn")
+    scenario.platform.registry.clear_alias(
+        "my-game", "champion", schema=SPEC.schema, why="withdrawn"
+    )
     scenario.platform.announce()
     found = played(first, scenario.now(), {"start": {"isOffline": True}})["seen"]
     assert [step["bot"] for step in found] == ["my-game/1", "", ""]

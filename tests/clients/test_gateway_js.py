@@ -19,7 +19,8 @@ from tests.clients.nodes import HERE, needs_node
 from tests.ingest.specs import KnownSpecs
 from tests.serve.gateways import PLENTY, SIGNER, TRUSTED, Running, running
 from understudy.core.clock import SystemClock
-from understudy.experience.chunk import By, RowKind
+from understudy.experience.chunk import By, RowKind, chunk_of
+from understudy.experience.frame import FrameKind
 from understudy.experience.game import game_spec
 from understudy.games import rally
 from understudy.games.rally import Ints
@@ -167,6 +168,23 @@ def gateway(tmp_path: Path) -> Iterator[Running]:
     with running(tmp_path) as gateway:
         gateway.register(SPEC)
         yield gateway
+
+
+def test_episodes_note_with_which_probability_their_bot_was_drawn(
+    gateway: Running, page: Callable[..., Page]
+):
+    gateway.release(SPEC, "categorical")
+    gateway.release(SPEC, "argmax", seed=1, promote=False)
+    gateway.registry.set_alias(SPEC.game, "canary", 2, why="try", share=0.25)
+    game = page(gateway.url, gateway.key("play"))
+
+    def drawn() -> set[tuple[str | None, float | None]]:
+        chunks = [chunk_of(frame) for frame in gateway.streamed() if frame.kind is FrameKind.DATA]
+        return {(note.model, note.propensity) for chunk in chunks for note in chunk.meta.episodes}
+
+    both = {("rally/1", 0.75), ("rally/2", 0.25)}
+    game.until(lambda report: report["acked"] > 50 and both <= drawn())
+    game.stop()
 
 
 def test_steps_are_recorded_and_a_bot_arrives_and_acts(gateway: Running, page: Callable[..., Page]):

@@ -39,6 +39,7 @@ PAGE = (ROOT / "docs" / "protocol.md").read_text()
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 SPEC = game_spec("cart", obs=2, actions=["left", "right"])
 NOT_ON_THE_WIRE = {
+    "superseded",
     "bad_entry",
     "bad_policy",
     "bad_manifest",

@@ -23,7 +23,7 @@ from understudy.core.names import PlayerName
 from understudy.experience.frame import Frame
 from understudy.experience.game import spec_from_gymnasium
 from understudy.platform.children import Child
-from understudy.platform.config import Config, GatewaySection, LearnerSection
+from understudy.platform.config import Config, GateSection, GatewaySection, LearnerSection
 from understudy.platform.platform import Platform
 from understudy.ports import Ack
 from understudy.simulation.ledger import LedgerLink
@@ -160,7 +160,8 @@ class Stage:
 def staged(folder: Path) -> Iterator[Stage]:
     config = Config(
         data=str(folder / "D"),
-        gateway=GatewaySection(port=0, canary_share=0.5),
+        gateway=GatewaySection(port=0),
+        gate=GateSection(first_share=0.5),
         learner=LearnerSection(first_steps=300),
     )
     with Platform(config, on_state_change=lambda *_: None) as platform:

@@ -125,7 +125,7 @@ class Collected:
         self.players |= players
         return [Ack(True)] * len(frames)
 
-    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
+    def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> LiveModels | None:
         return None
 
     def policy(self, model_no: int) -> bytes:

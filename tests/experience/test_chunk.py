@@ -277,6 +277,19 @@ BROKEN_TEXT: list[tuple[str, dict[str, Any], str]] = [
         {"episodes": '[{"row":0},{"row":2,"seat":0},{"row":4,"seat":0}]'},
         "bad_metadata",
     ),
+    ("propensity 0", {"episodes": '[{"row":0,"seat":0,"propensity":0}]'}, "bad_metadata"),
+    ("propensity a text", {"episodes": '[{"row":0,"seat":0,"propensity":"1"}]'}, "bad_metadata"),
+    *(
+        (f"note with {field}", {"episodes": f'[{{"row":0,"seat":0,{field}}}]'}, "bad_metadata")
+        for field in (
+            '"skill":"hard"',
+            '"skill":[]',
+            '"noise":1.5',
+            '"noise":true',
+            '"temperature":0',
+            '"temperature":"1"',
+        )
+    ),
     ("note with seat true", {"episodes": '[{"row":0,"seat":true}]'}, "bad_metadata"),
     ("note with row -1", {"episodes": '[{"row":-1,"seat":0}]'}, "bad_metadata"),
     ("result not a number", {"episodes": '[{"row":0,"seat":0,"result":NaN}]'}, "bad_json"),
@@ -303,8 +316,14 @@ def test_notes_are_restored_with_every_field() -> None:
         result=-1.5,
         seed=(1 << 64) - 1,
         model="rally/6",
+        propensity=0.05,
     )
-    notes = (note, EpisodeNote(row=2, result="won"), EpisodeNote(row=4, cut=True))
+    notes = (
+        note,
+        EpisodeNote(row=2, result="won", skill="even", noise=0.25),
+        EpisodeNote(row=4, cut=True, temperature=2.0),
+    )
+    assert [note.is_released_play for note in notes] == [True, False, False]
     chunk = chunk_with(
         small_columns(), episodes=notes, client="µ-game 1.2", kind="actor", consent="granted"
     )

@@ -71,8 +71,8 @@ class HistoryLink:
         )
         os.write(self._descriptor, lines.encode())
 
-    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
-        return self._link.bot(after, wait_s=wait_s)
+    def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> LiveModels | None:
+        return self._link.bot(after, wait_s=wait_s, schema=schema)
 
     def policy(self, model_no: int) -> bytes:
         return self._link.policy(model_no)

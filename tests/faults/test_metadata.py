@@ -52,7 +52,7 @@ class Away:
     def register(self, spec: object) -> None: ...
     def close(self) -> None: ...
 
-    def bot(self, after: int, *, wait_s: float) -> None:
+    def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> None:
         return None
 
 

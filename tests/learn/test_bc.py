@@ -14,24 +14,33 @@ from understudy.experience.spaces import Box, Discrete
 from understudy.learn import flat
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.learner import Learner, LearnerConfig
+from understudy.learn.replay import ReplaySource
 
 DISCRETE = game_spec("sign", obs=2, actions=Discrete(3, 4))
 CONTINUOUS = game_spec("pull", obs=2, actions=Box((1, 2), DTYPES["F64"], -2.0, 6.0))
 
 
-def learned(game: GameSpec, actions_of: Any, *, calls: int, rewards: float = 0.0) -> Any:
-    """The policy after learning from 512 recorded steps whose actions follow from what was seen."""
+def learned(
+    game: GameSpec, actions_of: Any, *, calls: int, rewards: float = 0.0, n_false: int = 0
+) -> Any:
+    """The policy after learning from 512 recorded steps whose actions follow from what was seen.
+
+    The first `n_false` observations are replaced by extreme ones.
+    """
     rng = np.random.default_rng(0)
     obs = (5 + 3 * rng.normal(size=(513, 2))).astype(np.float32)
+    obs[:n_false] = 1e6
     moves = episode(obs.tolist(), list(actions_of(obs[:-1])), [rewards] * 512, None)
     how = LearnerConfig(limiter=None, updates_per_call=50)
     knobs = BcKnobs(learning_rate=0.02, weight_decay=0.0)
     learner = Learner(Bc(game, BcConfig(widths=(16,), batch=64)), knobs, root_seed=0, config=how)
     learner.insert(chunk_of(game, moves))
+    assert isinstance(learner.source, ReplaySource)
+    learner.source.measure({})
     for call in range(calls):
         report = learner.step(call / calls)
     assert learner.counts.skipped_updates == 0
-    return learner.current(), obs[:-1], report
+    return learner.current(), obs[n_false:-1], report
 
 
 def test_choices_are_cloned():
@@ -42,6 +51,16 @@ def test_choices_are_cloned():
     acted = [policy.act(one) for one in obs]
     assert np.mean(acted == rule(obs)) > 0.97
     assert report.metrics["likelihood"] > 0.85
+
+
+@pytest.mark.parametrize("n_false", [2, 16, 170])
+def test_extreme_observations_of_up_to_a_third_of_the_steps_do_not_ruin_a_clone(n_false: int):
+    def rule(obs: Any) -> Any:
+        return 4 + (obs[:, 0] > 5) + (obs[:, 1] > 6)
+
+    policy, obs, _ = learned(DISCRETE, rule, calls=12, n_false=n_false)
+    acted = [policy.act(one) for one in obs]
+    assert np.mean(acted == rule(obs)) > 0.95
 
 
 def test_numbers_are_cloned_in_the_units_of_the_game():

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.nn.networks import SPECS, plain, random_obs, random_weights
+from tests.nn.networks import F32, SPECS, plain, random_obs, random_weights
 from understudy.core.errors import ConfigError
 from understudy.learn import networks
 from understudy.nn.forward import compile_network, compile_row
 from understudy.nn.heads import GAUSSIAN, Head
-from understudy.nn.network import Constant, Dense, Dueling, NetworkSpec
+from understudy.nn.network import Constant, Dense, Dueling, Input, NetworkSpec, ObservationNorm
 
 ROWS = 1_000
 TOLERANCE = 1e-5
@@ -226,6 +226,23 @@ def test_apply_takes_any_axes_before_the_row() -> None:
     one = applied(spec, weights, {name: x[4] for name, x in obs.items()})["q"]
     np.testing.assert_array_equal(timed.reshape(6, -1), flat)
     np.testing.assert_allclose(one, flat[4], rtol=1e-5)
+
+
+def test_values_beyond_limits_are_left_out_of_running_statistics():
+    spec = NetworkSpec({"obs": Input((2,), F32, (ObservationNorm(),))}, (), {"q": (Dense(1),)})
+    obs = np.array([[0, 0], [1, 1], [1e6, 3]], np.float32)
+    weights = networks.observe(
+        spec,
+        networks.init_weights(jax.random.PRNGKey(0), spec),
+        {"obs": obs},
+        limits={"obs": np.array([[-np.inf, 1], [5, np.inf]], np.float32)},
+    )
+    np.testing.assert_allclose(weights["inputs.obs.0.mean"], [0.5, 2.0], rtol=1e-3)
+    np.testing.assert_allclose(weights["inputs.obs.0.var"], [0.25, 1.0], rtol=1e-3)
+    nothing = networks.observe(
+        spec, weights, {"obs": obs}, limits={"obs": np.full((2, 2), -5, np.float32)}
+    )
+    np.testing.assert_allclose(nothing["inputs.obs.0.mean"], [0.5, 2.0], rtol=1e-3)
 
 
 def observed(spec: NetworkSpec, obs: Any, *, parts: int) -> dict[str, Any]:

@@ -94,12 +94,16 @@ class Trial:
         candidate, champion, earlier = self.episodes(rng)
         return compare(candidate, champion, bounds, earlier=earlier)
 
+    def shares(self) -> list[float]:
+        """The probability that the candidate is drawn, for each episode."""
+        return [self.share] * N_EPISODES
+
     def episodes(self, rng: np.random.Generator) -> tuple[list[Played], ...]:
         time = np.linspace(0, 1, N_EPISODES)
         weights = np.array([self.first_plays] + [1.0] * (self.n_players - 1))
         player = rng.choice(self.n_players, N_EPISODES, p=weights / weights.sum())
         skill = np.linspace(-1, 1, self.n_players)[player] if self.n_players > 1 else 0 * time
-        is_candidate = rng.random(N_EPISODES) < self.share
+        is_candidate = rng.random(N_EPISODES) < np.array(self.shares())
         returns = np.where(
             is_candidate,
             self.game(rng, LEVEL + self.gain, time, skill),
@@ -108,7 +112,10 @@ class Trial:
         lies = np.where(is_candidate, self.lie, -self.lie)
         returns = np.where(player < self.n_liars, lies, returns).tolist()
         played = [
-            Played(at, 1.0, returns[at], f"player-{one}") for at, one in enumerate(player.tolist())
+            Played(at, float(at), returns[at], f"player-{one}", 0, share if chosen else 1 - share)
+            for at, (one, chosen, share) in enumerate(
+                zip(player.tolist(), is_candidate.tolist(), self.shares(), strict=True)
+            )
         ]
         earlier = [
             Played(at, 0.0, value, f"person-{level}")
@@ -129,8 +136,11 @@ def n_promoted(trial: Trial, count: int, *, seed: int = 0) -> int:
 
 
 def played(returns: Array, *, bot: int, player: str = "") -> list[Played]:
-    """Episodes of one of two bots that play in turn."""
-    return [Played(2 * at + bot, 0.0, value, player) for at, value in enumerate(returns.tolist())]
+    """Episodes of one of two bots that play in turn, as if each had been drawn."""
+    return [
+        Played(2 * at + bot, 0.0, value, player, 0, 0.5)
+        for at, value in enumerate(returns.tolist())
+    ]
 
 
 def judge(candidate: Array, champion: Array, bounds: Bounds = BOUNDS) -> GateDecision:
@@ -148,7 +158,11 @@ def test_a_failed_check_rejects_any_model():
 
 
 def test_the_first_bot_needs_only_the_checks():
-    assert decide_by_checks(SOUND, has_champion=False).decision == "promote"
+    first = decide_by_checks(SOUND, has_champion=False)
+    assert first.decision == "promote"
+    assert first.why.endswith(
+        "no champion to compare with; not compared with people or random play"
+    )
     found = decide_by_checks(SOUND, has_champion=True)
     assert (found.decision, found.why[:15]) == ("wait", "passed 2 checks")
 
@@ -224,9 +238,25 @@ def test_equal_constant_returns_prove_nothing_and_unequal_ones_do():
 
 
 def test_too_few_episodes_wait():
-    found = compare(played(np.ones(39), bot=0), played(np.zeros(500), bot=1), BOUNDS, earlier=())
-    assert (found.decision, found.why[-13:]) == ("wait", "each needs 30")
+    found = compare(played(np.ones(19), bot=0), played(np.zeros(500), bot=1), BOUNDS, earlier=())
+    assert (found.decision, found.why[-13:]) == ("wait", "each needs 10")
     assert compare([], [], BOUNDS).decision == "wait"
+
+
+def test_episodes_whose_bot_was_not_drawn_at_random_are_not_compared():
+    """Such as those of a client that does not know of the candidate yet, or of chosen opponents."""
+    rng = np.random.default_rng(11)
+    candidate, champion, earlier = Trial(two_peaks, 0.3, 3).episodes(rng)
+    wanted = compare(candidate, champion, BOUNDS, earlier=earlier)
+    for propensity in (None, 1.0, 1e-9):
+        others = [
+            episode._replace(return_=1e9, propensity=propensity)
+            for episode in (*candidate, *champion)
+        ]
+        assert (
+            compare([*others, *candidate], [*others, *champion], BOUNDS, earlier=earlier) == wanted
+        )
+        assert compare(others, others, BOUNDS, earlier=earlier).decision == "wait"
 
 
 def test_returns_that_are_not_finite_are_rejected():
@@ -239,6 +269,18 @@ def test_a_huge_return_counts_no_more_than_the_highest_that_was_known():
     candidate = rng.normal(0.0, 1.0, 400)
     candidate[::20] = 1e9
     assert judge(candidate, rng.normal(0.5, 1.0, 400)).decision != "promote"
+
+
+def test_one_of_a_few_players_with_absurd_returns_does_not_blind_the_comparison():
+    rng = np.random.default_rng(14)
+    candidate, champion, earlier = Trial(won_or_lost, -0.5, 6).episodes(rng)
+    lies = [
+        Played(at, 0.0, value, "person-liar")
+        for at, value in enumerate(rng.choice([-1e19, 1e9, 1e19], 40).tolist())
+    ]
+    decision = compare(candidate, champion, BOUNDS, earlier=[*earlier, *lies])
+    assert decision.decision == "reject"
+    assert "clipped to -0." in decision.why
 
 
 # --- Time -----------------------------------------------------------------------------------------
@@ -276,6 +318,49 @@ def test_episodes_of_one_chunk_are_compared_in_the_order_in_which_they_were_play
     )
 
 
+def test_quick_wins_and_slow_losses_do_not_make_a_candidate_seem_better():
+    """Both bots win half of their episodes; a candidate's win is known long before its loss."""
+
+    def is_promoted(rng: np.random.Generator, *, only_settled: bool) -> bool:
+        n_players = 60
+        open_until = np.zeros(n_players)
+        episodes = []
+        for number in range(800):
+            player = int(open_until.argmin())
+            started_s = float(open_until[player])
+            is_candidate = bool(rng.random() < 0.5)
+            return_ = float(rng.random() < 0.5)
+            length_s = (1.0 if return_ else 10.0) if is_candidate else 5.0
+            open_until[player] += length_s
+            played = Played(number, started_s, return_, f"{player}", 0, 0.5)
+            episodes.append((started_s + length_s, is_candidate, played))
+        episodes.sort(key=lambda episode: episode[0])
+        earlier = [Played(0, 0.0, float(at % 2)) for at in range(40)]
+        for end in range(20, 600, 20):
+            known = [
+                (is_candidate, played._replace(arrival_no=at))
+                for at, (_, is_candidate, played) in enumerate(episodes[:end])
+            ]
+            if only_settled:
+                settled_s = min(played.started_s for _, _, played in episodes[end:])
+                known = [(bot, played) for bot, played in known if played.started_s < settled_s]
+            else:
+                known = [(bot, played._replace(started_s=0.0, player="")) for bot, played in known]
+            decision = compare(
+                [played for is_candidate, played in known if is_candidate],
+                [played for is_candidate, played in known if not is_candidate],
+                BOUNDS,
+                earlier=earlier,
+            )
+            if decision.decision != "wait":
+                return decision.decision == "promote"
+        return False
+
+    rng = np.random.default_rng(12)
+    assert sum(is_promoted(rng, only_settled=True) for _ in range(15)) == 0
+    assert sum(is_promoted(rng, only_settled=False) for _ in range(15)) > 0, "the trap is real"
+
+
 def test_a_clearly_worse_candidate_is_rejected_long_before_the_end():
     rng = np.random.default_rng(8)
     for n_players in (1, 3, 30):
@@ -309,8 +394,8 @@ def test_a_verdict_says_what_was_compared_and_whether_lies_are_defended_against(
     assert few.startswith("better: mean return 0.")
     assert "the champion's 0." in few
     assert (
-        "with 98% confidence); players: 3, fewer than 10, so false returns are not guarded against"
-        in few
+        "with 99% confidence, trial 1); players: 3, fewer than 10, so false returns are not "
+        "guarded against" in few
     )
     many = Trial(two_peaks, 0.3, 30).decide(rng).why
     assert many.endswith("players: 30, of whom any 3 may lie")
@@ -318,8 +403,102 @@ def test_a_verdict_says_what_was_compared_and_whether_lies_are_defended_against(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"min_episodes": 1}, {"max_episodes": 10}, {"error": 0.0}, {"error": 0.5}]
+    "wrong",
+    [
+        {"min_episodes": 1},
+        {"max_episodes": 9},
+        {"error": 0.0},
+        {"error": 0.5},
+        {"life_error": 0.0},
+        {"first_share": 0.0},
+        {"max_share": 0.6},
+        {"first_share": 0.3, "max_share": 0.2},
+    ],
 )
 def test_bounds_that_prove_nothing_are_rejected(wrong: dict[str, float]):
     with pytest.raises(ConfigError):
         Bounds(**wrong)  # type: ignore[arg-type]
+
+
+# --- Shares and errors ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GrowingTrial(Trial):
+    """A trial whose candidate plays more, the longer the trial lasts, as the gate lets it."""
+
+    def shares(self) -> list[float]:
+        return [BOUNDS.share_after(at) for at in range(N_EPISODES)]
+
+
+def test_a_canary_starts_small_and_doubles_its_share_with_every_ten_episodes():
+    assert [BOUNDS.share_after(n) for n in (0, 9, 10, 20, 30, 39, 40, 10**9)] == [
+        0.05,
+        0.05,
+        0.1,
+        0.2,
+        0.4,
+        0.4,
+        0.5,
+        0.5,
+    ]
+    assert Bounds(first_share=0.5).share_after(0) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("trials", "n_players"),
+    [
+        (20, 30),
+        *(
+            pytest.param(1_000, n_players, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
+            for n_players in (1, 3, 30)
+        ),
+    ],
+)
+@pytest.mark.parametrize("game", GAMES)
+def test_a_growing_share_promotes_no_more_copies_of_the_champion(
+    game: Returns, trials: int, n_players: int
+):
+    promoted = n_promoted(GrowingTrial(game, 0.0, n_players), trials, seed=1)
+    print(f"{game.__name__}, {n_players} players: {promoted} of {trials} copies promoted")
+    assert promoted <= trials // 100
+
+
+def test_the_errors_of_all_candidates_of_a_schema_sum_up_to_the_life_error():
+    errors = [BOUNDS.error_of(trial_no) for trial_no in range(1, 100_000)]
+    assert errors[0] == BOUNDS.error
+    assert errors == sorted(errors, reverse=True)
+    assert sum(Bounds(error=0.499).error_of(trial_no) for trial_no in range(1, 100_000)) < 0.05
+    assert errors[999] > 1e-7, "a late candidate needs about three times the evidence of the first"
+
+
+def test_a_candidate_that_waits_shows_how_far_it_has_come():
+    rng = np.random.default_rng(15)
+    candidate, champion, earlier = Trial(won_or_lost, 0.3, 3).episodes(rng)
+    evidence = []
+    for end in (18, 60, 120):
+        known = [
+            [episode for episode in episodes if episode.arrival_no < end]
+            for episodes in (candidate, champion)
+        ]
+        decision = compare(known[0], known[1], BOUNDS, earlier=earlier)
+        assert decision.decision == "wait"
+        evidence.append(decision.evidence)
+    assert evidence[0] == 0.0, "too few episodes"
+    assert 0.0 < evidence[1] < evidence[2] < 1.0
+    worse = compare(champion[:60], candidate[:60], BOUNDS, earlier=earlier)
+    assert worse.evidence < 0.25
+
+
+def test_a_late_candidate_needs_more_evidence_and_the_verdict_states_it():
+    rng = np.random.default_rng(10)
+    candidate, champion, earlier = Trial(two_peaks, 0.3, 3).episodes(rng)
+    first, late = (
+        compare(candidate, champion, BOUNDS, earlier=earlier, trial_no=trial_no)
+        for trial_no in (1, 30)
+    )
+    assert first.decision == late.decision == "promote"
+    first_n, late_n = (int(found.why.split(" over ")[1].split()[0]) for found in (first, late))
+    assert first_n < late_n
+    assert "with 99% confidence, trial 1)" in first.why
+    assert "with 99.987% confidence, trial 30)" in late.why

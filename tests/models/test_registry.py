@@ -108,7 +108,7 @@ def test_a_learner_cannot_release_after_another_took_over(tmp_path: Path):
         with pytest.raises(Fenced, match="new has taken over"):
             old.release(policy(), LINEAGE, epoch=epoch)
         with pytest.raises(Fenced):
-            old.set_alias("pong", "champion", 0, why="mine", epoch=epoch)
+            old.clear_alias("pong", "champion", schema=GAME.schema, why="mine", epoch=epoch)
     assert new.release(policy(), LINEAGE, epoch=newer).model_no == 1
 
 
@@ -181,7 +181,7 @@ def test_an_unknown_model_or_alias_is_a_clear_error(tmp_path: Path):
     with pytest.raises(ConfigError, match="no previous champion"):
         ours.rollback("pong", why="")
     with pytest.raises(ConfigError, match="not known"):
-        ours.set_alias("pong", "king", 0, why="")
+        ours.set_alias("pong", "king", 1, why="")
     with pytest.raises(ConfigError, match="read-only"):
         registry(tmp_path, signs=False).takeover("pong", owner="a")
 
@@ -324,3 +324,209 @@ def test_an_entry_of_a_newer_version_is_reported_with_the_advice_to_upgrade(tmp_
     assert journal.append(2, SIGNER.sign({**entry, "line": 0, "before": ""}))
     damage = registry(tmp_path).damage("pong")["journal"]
     assert "entry 2: this version does not know entry kind 'retire'; install a newer" in damage
+
+
+# --- Schemas --------------------------------------------------------------------------------------
+
+UPDATED = game_spec("pong", obs=7, actions=3)
+"""A later version of the game, with one more number in its observation."""
+
+
+def two_schemas(folder: Path) -> tuple[Registry, int]:
+    """Models 1 and 2 of the first schema, 3 and 4 of the second; 2 and 4 are champions."""
+    ours = registry(folder)
+    epoch = ours.takeover("pong", owner="a")
+    for spec in (GAME, UPDATED):
+        for seed in (0, 1):
+            model_no = ours.release(
+                random_policy(spec, "argmax", seed=seed), LINEAGE, epoch=epoch
+            ).model_no
+            ours.set_alias("pong", "champion", model_no, why="better")
+    return ours, epoch
+
+
+def test_each_schema_has_its_own_champion_and_history(tmp_path: Path):
+    ours, epoch = two_schemas(tmp_path)
+    now = ours.catalogue("pong")
+    assert [now.model_of("champion", spec.schema) for spec in (GAME, UPDATED)] == [2, 4]
+    assert (now.model_of("champion"), ours.find("pong/champion").model_no) == (4, 4)
+    assert [now.previous_champion(spec.schema) for spec in (GAME, UPDATED)] == [1, 3]
+    assert ours.rollback("pong", why="no", schema=GAME.schema[:8]) == 1
+    now = ours.catalogue("pong")
+    assert [now.model_of("champion", spec.schema) for spec in (GAME, UPDATED)] == [1, 4]
+    assert now.model_of("champion") == 4, "the newest schema is that of the newest first champion"
+    ours.clear_alias("pong", "champion", schema=GAME.schema, why="none", epoch=epoch)
+    now = ours.catalogue("pong")
+    assert (now.model_of("champion", GAME.schema), now.model_of("champion")) == (0, 4)
+    assert [pointer.model_no for pointer in now.live("champion")] == [4]
+    with pytest.raises(ConfigError, match="0 schemas of the models of pong start with 'x'"):
+        ours.rollback("pong", why="", schema="x")
+
+
+def test_each_schema_has_its_own_canary_which_can_be_withdrawn(tmp_path: Path):
+    ours, _ = two_schemas(tmp_path)
+    ours.set_alias("pong", "canary", 1, why="try", share=0.05)
+    ours.set_alias("pong", "canary", 3, why="try")
+    now = ours.catalogue("pong")
+    pair = now.pointers(GAME.schema)
+    assert [(pointer.model_no, pointer.share) for pointer in pair if pointer] == [
+        (2, 0.0),
+        (1, 0.05),
+    ]
+    newest = now.pointers()
+    assert [(pointer.model_no, pointer.share) for pointer in newest if pointer] == [
+        (4, 0.0),
+        (3, 0.2),
+    ]
+    assert ours.withdraw("pong", why="enough", schema=GAME.schema) == 1
+    assert ours.catalogue("pong").model_of("canary", UPDATED.schema) == 3
+    assert ours.withdraw("pong", why="enough") == 3
+    with pytest.raises(ConfigError, match="has no canary to withdraw"):
+        ours.withdraw("pong", why="again")
+
+
+def test_a_rollback_never_returns_to_what_was_rolled_back_or_withdrawn(tmp_path: Path):
+    ours = registry(tmp_path)
+    epoch = ours.takeover("pong", owner="a")
+    for seed in range(5):
+        ours.release(policy(seed), LINEAGE, epoch=epoch)
+    for model_no in (1, 2, 3):
+        ours.set_alias("pong", "champion", model_no, why="better")
+    assert [ours.rollback("pong", why="bad") for _ in range(2)] == [2, 1]
+    with pytest.raises(
+        ConfigError,
+        match=r"no previous champion to roll back to \(rolled back or withdrawn before: pong/2, "
+        r"pong/3\); .* understudy models promote pong/NUMBER",
+    ):
+        ours.rollback("pong", why="bad")
+    ours.set_alias("pong", "champion", 4, why="better")
+    assert ours.rollback("pong", why="bad") == 1
+    ours.set_alias("pong", "champion", 3, why="it was good after all")
+    ours.set_alias("pong", "champion", 5, why="better")
+    assert registry(tmp_path).rollback("pong", why="bad") == 3
+    ours.set_alias("pong", "canary", 1, why="again")
+    ours.withdraw("pong", why="bad")
+    with pytest.raises(ConfigError, match="no previous champion"):
+        ours.rollback("pong", why="bad")
+
+
+def test_a_decision_about_a_canary_that_was_withdrawn_meanwhile_writes_nothing(tmp_path: Path):
+    ours = registry(tmp_path)
+    epoch = ours.takeover("pong", owner="a")
+    for seed in (0, 1):
+        ours.release(policy(seed), LINEAGE, epoch=epoch)
+    ours.set_alias("pong", "champion", 1, why="the first")
+    ours.set_alias("pong", "canary", 2, why="try", share=0.05)
+    seen = ours.catalogue("pong").pointer("canary")
+    assert seen is not None
+    registry(tmp_path).withdraw("pong", why="bad")
+    number = registry(tmp_path).catalogue("pong").number
+    for write in (
+        lambda: ours.set_alias("pong", "canary", 2, why="try", share=0.1, seen={"canary": seen}),
+        lambda: ours.set_alias("pong", "champion", 2, why="better", seen={"canary": seen}),
+        lambda: ours.clear_alias(
+            "pong", "canary", schema=GAME.schema, why="worse", seen={"canary": seen}
+        ),
+    ):
+        with pytest.raises(Refused, match="superseded: pong/2 is not the canary any more"):
+            write()
+    assert registry(tmp_path).catalogue("pong").number == number
+
+
+def test_a_canary_with_a_new_share_is_the_same_trial(tmp_path: Path):
+    clock = ManualClock()
+    ours = Registry(FolderObjects(tmp_path), trusted=TRUSTED, signer=SIGNER, clock=clock)
+    epoch = ours.takeover("pong", owner="a")
+    for seed in (0, 1):
+        ours.release(policy(seed), LINEAGE, epoch=epoch)
+    seen = []
+    for model_no, share in ((1, 0.05), (1, 0.1), (2, 0.05), (1, 0.05)):
+        clock.advance(10.0)
+        ours.set_alias("pong", "canary", model_no, why="try", share=share, epoch=epoch)
+        now = ours.catalogue("pong")
+        canary = now.pointer("canary")
+        assert canary is not None
+        seen.append((canary.number, canary.at_s - clock.now(), canary.share))
+        assert now.trials[GAME.schema] == {0: 1, 1: 1, 2: 2, 3: 3}[len(seen) - 1]
+    assert [at for _, at, _ in seen] == [0.0, -10.0, 0.0, 0.0]
+    assert [share for *_, share in seen] == [0.05, 0.1, 0.05, 0.05]
+    assert sorted(number for number, *_ in seen) == [number for number, *_ in seen]
+
+
+def test_what_became_of_each_model_is_known_with_the_reason(tmp_path: Path):
+    ours = registry(tmp_path)
+    epoch = ours.takeover("pong", owner="a")
+    for seed in range(5):
+        ours.release(policy(seed), LINEAGE, epoch=epoch)
+    ours.set_alias("pong", "champion", 1, why="the first")
+    ours.set_alias("pong", "canary", 2, why="try it", share=0.05)
+    ours.set_alias("pong", "canary", 3, why="try this")
+    ours.set_alias("pong", "champion", 3, why="better")
+    ours.clear_alias("pong", "canary", schema=GAME.schema, why="promote: better", epoch=epoch)
+    ours.set_alias("pong", "canary", 4, why="try it")
+    ours.clear_alias("pong", "canary", schema=GAME.schema, why="reject: worse", epoch=epoch)
+    assert ours.catalogue("pong").verdicts == {
+        1: "promoted: the first; replaced by pong/3",
+        2: "undecided when pong/3 took its place",
+        3: "promoted: better",
+        4: "reject: worse",
+    }
+
+
+def test_an_entry_of_an_earlier_version_clears_the_newest_pointer(tmp_path: Path):
+    """Earlier versions had one alias for all schemas, and named none when they cleared it."""
+    ours, _ = two_schemas(tmp_path)
+    entry = {"kind": "point", "alias": "champion", "model_no": 0, "why": "old"}
+    ours._shared("pong").write(lambda _: entry)
+    now = registry(tmp_path, signs=False).catalogue("pong")
+    assert now.bad_entries == 0
+    assert [now.model_of("champion", spec.schema) for spec in (GAME, UPDATED)] == [2, 0]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"share": 0}, {"share": "half"}, {"share": 2}, {"model_no": 0, "schema": 7}]
+)
+def test_a_pointer_with_an_invalid_share_or_schema_is_skipped(
+    tmp_path: Path, wrong: dict[str, object]
+):
+    ours, _ = two_schemas(tmp_path)
+    entry = {"kind": "point", "alias": "canary", "model_no": 1, "why": "", **wrong}
+    ours._shared("pong").write(lambda _: entry)
+    now = registry(tmp_path, signs=False).catalogue("pong")
+    assert (now.bad_entries, now.model_of("canary")) == (1, 0)
+    assert "expected a" in now.last_bad_entry
+
+
+def test_damage_of_every_schemas_champion_is_reported(tmp_path: Path):
+    ours, _ = two_schemas(tmp_path)
+    for model_no in (2, 4):
+        name = ours.policy_object(ours.manifest("pong", model_no))
+        (tmp_path / name).write_bytes(b"")
+    damage = ours.damage("pong")
+    assert sorted(damage) == ["champion", "champion pong/2"]
+    assert damage["champion"].endswith("understudy models rollback pong")
+    assert damage["champion pong/2"].endswith(
+        f"understudy models rollback pong --schema {GAME.schema[:12]}"
+    )
+
+
+def test_the_noise_of_skills_is_published_by_schema_and_only_by_the_current_learner(tmp_path: Path):
+    ours = registry(tmp_path)
+    epoch = ours.takeover("pong", owner="a")
+    ours.release(policy(), LINEAGE, epoch=epoch)
+    ours.set_noise("pong", 1, {"easy": 0.6, "even": 0.2}, episodes=20, epoch=epoch)
+    ours.set_noise("pong", 1, {"easy": 0.7, "even": 0.3}, episodes=25, epoch=epoch)
+    now = registry(tmp_path, signs=False).catalogue("pong")
+    (published,) = now.noise.values()
+    assert now.noise.keys() == {GAME.schema}
+    assert (published.noise, published.model_no, published.episodes) == (
+        {"easy": 0.7, "even": 0.3},
+        1,
+        25,
+    )
+    with pytest.raises(Refused, match="expected a number from 0 to 1 for each of easy, even"):
+        ours.set_noise("pong", 1, {"easy": 2.0, "even": 0.3}, episodes=30, epoch=epoch)
+    ours.takeover("pong", owner="b")
+    with pytest.raises(Fenced):
+        ours.set_noise("pong", 1, {"easy": 0.6, "even": 0.2}, episodes=30, epoch=epoch)
+    assert registry(tmp_path).catalogue("pong").bad_entries == 0

@@ -141,6 +141,41 @@ def test_sampling_needs_an_rng_and_repeats_with_its_seed() -> None:
     assert len(set(drawn())) == 3
 
 
+def test_a_temperature_sharpens_or_softens_choices_and_keeps_the_best_one() -> None:
+    policy = policy_for(CART, "categorical")
+    obs = {"obs": np.random.default_rng(2).normal(size=(20, 4)).astype(np.float32)}
+    logits = policy.outputs(obs)["logits"]
+    for temperature in (0.25, 1.0, 4.0):
+        at = policy.at_temperature(temperature)
+        np.testing.assert_allclose(at.outputs(obs)["logits"], logits / temperature, rtol=1e-5)
+        assert decode_policy(at.encode()) == at
+    assert policy.at_temperature(1.0) is policy
+    assert policy_for(CART, "argmax").at_temperature(0.25) == policy_for(CART, "argmax")
+
+
+@pytest.mark.parametrize("kind", GAUSSIAN)
+def test_a_temperature_scales_the_deviation_of_continuous_actions_and_not_their_mean(
+    kind: str,
+) -> None:
+    policy = policy_for(MIXED, kind)
+    obs = random_obs(policy.network, 5, np.random.default_rng(3))
+    plain, sharp = (one.outputs(obs) for one in (policy, policy.at_temperature(0.25)))
+    np.testing.assert_allclose(np.exp(sharp["log_std"]), np.exp(plain["log_std"]) / 4, rtol=1e-5)
+    np.testing.assert_array_equal(sharp["mean"], plain["mean"])
+
+
+def test_a_temperature_must_be_positive_and_needs_a_last_layer_that_it_can_scale() -> None:
+    policy = policy_for(CART, "categorical")
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="give a number above 0"):
+            policy.at_temperature(wrong)
+    heads = {"logits": (Dense(3), Activation("tanh"))}
+    network = NetworkSpec(policy.network.inputs, policy.network.trunk, heads)
+    weights = random_weights(network, np.random.default_rng(0))
+    with pytest.raises(ConfigError, match="ends with Activation"):
+        Policy(CART, network, weights, policy.head).at_temperature(0.5)
+
+
 def test_any_gymnasium_env_accepts_the_action() -> None:
     obs_space = gym.Dict(
         {

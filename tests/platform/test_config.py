@@ -96,7 +96,7 @@ def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
         ("[gateway]\nport = 'x'", "gateway.port is 'x'"),
         ("[gateway]\nport = 70000", "65535"),
         ("[gateway]\nport = true", "gateway.port is True"),
-        ("[gateway]\ncanary_share = 0.9", "0.5"),
+        ("[gate]\nmax_share = 0.9", "0.5"),
         ("[gateway]\nmax_keyless_connections = 0", "1"),
         ('[gateway]\ntrusted_proxies = ["proxy"]', "10.0.0.0/8"),
         ("[gateway", "is not TOML"),
@@ -338,3 +338,21 @@ def test_the_last_start_of_a_relative_data_folder_applies_too(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path.parent)
     assert resolve({"data": tmp_path.name}, environ={}).config.store.url == STORE
     assert resolve({}, environ={"UNDERSTUDY_DATA": tmp_path.name}).config.store.url == STORE
+
+
+@pytest.mark.parametrize(
+    ("old", "instead"),
+    [
+        ("gateway.canary_share", "gate.first_share and gate.max_share"),
+        ("gate.worse_by", "leave it out"),
+        ("learner.bc_growth", "learner.growth"),
+    ],
+)
+def test_a_removed_setting_names_its_successor(tmp_path: Path, old: str, instead: str):
+    section, name = old.split(".")
+    write(tmp_path, f"[{section}]\n{name} = 0.2\n")
+    with pytest.raises(ConfigError, match=f"sets {old}, which was removed; .*{instead}"):
+        resolve({}, file=tmp_path / FILE_NAME, environ={})
+    variable = f"UNDERSTUDY_{section.upper()}_{name.upper()}"
+    with pytest.raises(ConfigError, match=f"{variable} .* was removed; .*{instead}"):
+        resolve({}, environ={variable: "0.2"})

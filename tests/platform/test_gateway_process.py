@@ -1,6 +1,7 @@
-"""The roles of a data folder in the gateway's metrics."""
+"""The gateway's process: its end, and the roles of its data folder in its metrics."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from understudy.backends.data import DataFolder
 from understudy.core.log import FileLock
-from understudy.platform.gateway_process import RoleMetrics, role_states
-from understudy.platform.platform import Role, RoleStatus
+from understudy.platform.children import python_module
+from understudy.platform.config import Config, GatewaySection, write_config
+from understudy.platform.gateway_process import RoleMetrics, missing_steps, role_states
+from understudy.platform.platform import Role, RoleStatus, read_roles
 from understudy.testing.clock import START_S, ManualClock
 
 NATIVE = {
@@ -121,10 +124,35 @@ def test_without_an_ingest_role_there_are_no_ingest_metrics(
     assert generate_latest(registry) == b""
 
 
+def test_the_steps_to_the_next_candidate_are_those_of_the_learner_beside_it():
+    games = {"cart": {"missing_steps": 880}, "slide": {"missing_steps": None}, "old": {}}
+    roles = [{"role": "ingest", "report": {}}, {"role": "learner", "report": {"games": games}}]
+    assert missing_steps(roles) == {"cart": 880}
+    assert missing_steps(roles[:1]) == {}
+
+
 def test_a_role_that_starts_again_is_restarting(tmp_path: Path):
     for restarts, state in ((0, "starting"), (1, "restarting")):
         role = Role(name="ingest", command=lambda _: (), drain_s=1.0)
         status = RoleStatus(role, restarts=restarts)
         with FileLock(tmp_path / "roles" / "ingest.lock", what="ingest"):
             (tmp_path / "roles" / "ingest.json").write_text(json.dumps(status.to_json(START_S)))
-            assert role_states(DataFolder(tmp_path), START_S) == {"ingest": state}
+            assert role_states(read_roles(DataFolder(tmp_path), START_S)) == {"ingest": state}
+
+
+def test_a_gateway_whose_killed_parent_reads_no_reports_ends_too(tmp_path: Path):
+    config = Config(data=str(tmp_path / "D"), gateway=GatewaySection(port=0))
+    write_config(config, tmp_path / "config.json")
+    command = python_module(
+        "understudy.platform.gateway_process", config.data, str(tmp_path / "config.json")
+    )
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        while not json.loads(process.stdout.readline()).get("is_ready"):
+            pass
+        # As when its parent is killed: a report may fail before the end of its input is noticed.
+        process.stdout.close()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()

@@ -1,6 +1,7 @@
 """The ingest role with a local or remote store: it recovers from errors and stops in time."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from tests.streams.memory import MemoryStream
 from understudy.backends.data import DataFolder
 from understudy.backends.local import trim_file_stream
 from understudy.core.errors import Locked, StorageFailed, StorageFull, Unreachable
+from understudy.experience.intake import deployment_key
 from understudy.ingest.service import IngestConfig, IngestService
+from understudy.platform import ingest
 from understudy.platform.ingest import IngestRole, drain
 from understudy.ports import Position, Read, Receipt, WriteBatch
 from understudy.stores.local import LocalStore
@@ -255,3 +258,95 @@ def test_what_was_opened_is_closed_when_the_rest_cannot_be_opened(tmp_path: Path
     assert opened.names == []
     with role_of(tmp_path, MemoryStream()):
         """Nobody holds its lock any more."""
+
+
+# --- Waiting --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def only_changes_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ingest reads an idle stream again only after a change, or after a minute."""
+    monkeypatch.setattr(ingest, "_LOOK_S", 60.0)
+    monkeypatch.setattr(ingest, "_WATCH_S", 60.0)
+
+
+def waits_until(role: IngestRole, change: Callable[[], object]) -> bool:
+    """Whether a waiting role returns after the change, and long before it looks by itself."""
+    while role.step():
+        pass
+    waiting = threading.Thread(target=role.wait, args=(threading.Event(),), daemon=True)
+    waiting.start()
+    change()
+    waiting.join(20)
+    return not waiting.is_alive()
+
+
+@pytest.mark.usefixtures("only_changes_wake")
+def test_an_idle_role_reads_again_as_soon_as_something_arrives(tmp_path: Path):
+    data = DataFolder(tmp_path)
+    deployment_key(data.root)
+    others = [FileStream(data.stream) for _ in range(2)]
+    frames = iter(sample_frames(9))
+    others[0].append([next(frames)])
+    data.requests.mkdir(parents=True)
+    with IngestRole(data, specs=SPECS) as role:
+        assert waits_until(role, lambda: others[0].append([next(frames)])), "an append"
+        assert role.step() == 1
+        assert waits_until(role, lambda: others[1].append([next(frames)])), "a new partition"
+        assert role.step() == 1
+        assert waits_until(role, lambda: others[1].append([next(frames)]))
+        assert role.step() == 1
+        request = data.requests / "1.request"
+        assert waits_until(role, lambda: request.write_text('{"command": "barrier"}')), "a request"
+        while request.exists():
+            role.step()
+    for stream in others:
+        stream.close()
+
+
+@pytest.mark.usefixtures("only_changes_wake")
+def test_a_change_before_the_wait_is_not_missed(tmp_path: Path):
+    data = DataFolder(tmp_path)
+    deployment_key(data.root)
+    stream = FileStream(data.stream)
+    frames = iter(sample_frames(9))
+    stream.append([next(frames)])
+    with IngestRole(data, specs=SPECS) as role:
+        while role.step():
+            pass
+        stream.append([next(frames)])
+        waiting = threading.Thread(target=role.wait, args=(threading.Event(),), daemon=True)
+        waiting.start()
+        waiting.join(20)
+        assert not waiting.is_alive()
+        assert role.step() == 1
+    stream.close()
+
+
+def test_an_idle_role_reads_rarely_and_reports_no_lag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    reads = []
+    read = FileStream.read
+
+    def counted(*given: Any, **more: Any) -> Read:
+        reads.append(1)
+        return read(*given, **more)
+
+    monkeypatch.setattr(FileStream, "read", counted)
+    monkeypatch.setattr(ingest, "_LOOK_S", 0.2)
+    data = DataFolder(tmp_path)
+    deployment_key(data.root)
+    stream = FileStream(data.stream)
+    stream.append(sample_frames(1))
+    stop = threading.Event()
+    with IngestRole(data, specs=SPECS) as role:
+        while role.step():
+            pass
+        reads.clear()
+        for _ in range(4):
+            role.wait(stop)
+            assert role.report()["lag_s"] < 0.15
+            role.step()
+    assert len(reads) == 4
+    stream.close()

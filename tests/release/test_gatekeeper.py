@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.act.policies import random_policy
 from tests.card import Card
 from tests.simulation.recordings import GAME, SIGNER, balancing_policy, returns_of, with_weights
 from understudy.core.errors import Fenced
 from understudy.core.signed import Signer
+from understudy.experience.game import game_spec
 from understudy.models.gate import Bounds, Played
 from understudy.models.manifest import Lineage, model_name
 from understudy.models.objects import FolderObjects
@@ -51,7 +53,7 @@ class GateHarness:
         played = returns_of(policy, 480, seed=model_no)
         is_later = model_no > 1
         self.returns[model_name(GAME.game, model_no)] = [
-            Played(2 * at + is_later, 1e12, one, f"player-{at % 4}")
+            Played(2 * at + is_later, 1e12, one, f"player-{at % 4}", propensity=0.5)
             for at, one in enumerate(played)
         ]
 
@@ -250,7 +252,7 @@ def test_a_canary_promoted_by_a_learner_that_stopped_then_is_cleared(harness: Ga
 def test_a_canary_without_a_champion_to_compare_it_with_is_cleared(harness: GateHarness):
     number = harness.release(better(np.random.default_rng(5)))
     harness.keeper.admit(GAME.game, number, epoch=harness.epoch)
-    harness.registry.set_alias(GAME.game, "champion", 0, why="nobody shall play")
+    harness.registry.clear_alias(GAME.game, "champion", schema=GAME.schema, why="nobody shall play")
     assert harness.keeper.judge(GAME.game, lambda model, _: (), epoch=harness.epoch) is None
     assert harness.registry.catalogue(GAME.game).model_of("canary") == 0
 
@@ -270,10 +272,15 @@ def test_returns_from_before_the_trial_tell_the_range_and_those_since_are_compar
     number = harness.release(better(np.random.default_rng(8)))
     harness.keeper.bounds = Bounds(max_episodes=200)
     assert harness.keeper.admit(GAME.game, number, epoch=harness.epoch).decision == "wait"
-    since_s = harness.registry.catalogue(GAME.game).aliases["canary"].at_s
+    canary_entry = harness.registry.catalogue(GAME.game).pointer("canary")
+    assert canary_entry is not None
+    since_s = canary_entry.at_s
     champion = [Played(at, since_s - 9, 100.0 - at % 50) for at in range(50)]
-    champion += [Played(100 + 2 * at, since_s, 90.0 + at % 7) for at in range(400)]
-    canary = [Played(101 + 2 * at, since_s, 1e6 if at % 10 == 0 else 0.0) for at in range(400)]
+    champion += [Played(100 + 2 * at, since_s, 90.0 + at % 7, propensity=0.5) for at in range(400)]
+    canary = [
+        Played(101 + 2 * at, since_s, 1e6 if at % 10 == 0 else 0.0, propensity=0.5)
+        for at in range(400)
+    ]
     people = [Played(at, since_s - 9, float(at)) for at in range(50)]
     people += [Played(at, since_s + 9, 1e9) for at in range(50)]  # came too late to count
 
@@ -285,8 +292,7 @@ def test_returns_from_before_the_trial_tell_the_range_and_those_since_are_compar
     assert found is not None
     assert found.decision == "reject"
     assert found.why.startswith("worse: mean return ")
-    assert "the champion's 93 over 35" in found.why
-    assert "of returns clipped to 4.95 to 95.05" in found.why
+    assert "the champion's 92.3 over 10, clipped to 4.95 to 95.05" in found.why
 
 
 def test_an_undecided_comparison_is_repeated_only_with_new_episodes(harness: GateHarness):
@@ -300,7 +306,159 @@ def test_an_undecided_comparison_is_repeated_only_with_new_episodes(harness: Gat
         assert found is not None
         return found.why
 
-    assert judged(41).startswith("41 episodes of the candidate")
-    assert judged(41) == "no new episode"
-    assert judged(42).startswith("42 episodes of the candidate")
+    assert judged(15).startswith("15 episodes of the candidate")
+    assert judged(15) == "no new episode"
+    assert judged(16).startswith("16 episodes of the candidate")
     assert judged(480).startswith("better: mean return 500 over ")
+
+
+# --- Shares and schemas ---------------------------------------------------------------------------
+
+
+def test_a_canary_plays_more_with_its_episodes_and_its_trial_goes_on(harness: GateHarness):
+    clock = ManualClock()
+    trusted = {SIGNER.key_id: SIGNER.public}
+    harness.registry = Registry(harness.objects, trusted=trusted, signer=SIGNER, clock=clock)
+    harness.keeper = Gatekeeper(harness.registry, bounds=BOUNDS, check=check_model)
+    number = harness.release(better(np.random.default_rng(10)))
+    harness.keeper.admit(GAME.game, number, epoch=harness.epoch)
+    shares = []
+    for n_episodes in (0, 4, 5, 10):  # of each bot
+        clock.advance(60.0)
+        found = harness.keeper.judge(
+            GAME.game,
+            lambda model, _, n=n_episodes: harness.returns[model][:n],  # type: ignore[misc]
+            epoch=harness.epoch,
+        )
+        assert found is not None
+        assert found.decision == "wait"
+        canary = harness.registry.catalogue(GAME.game).pointer("canary")
+        assert canary is not None
+        shares.append((canary.model_no, canary.share, canary.at_s == clock.now() - 60.0))
+    assert shares == [
+        (number, 0.05, True),
+        (number, 0.05, False),
+        (number, 0.1, False),
+        (number, 0.2, False),
+    ]
+    assert harness.registry.catalogue(GAME.game).trials == {GAME.schema: 1}
+
+
+def test_candidates_of_two_schemas_are_admitted_and_judged_apart(harness: GateHarness):
+    other_spec = game_spec(GAME.game, obs=5, actions=2)
+    other = harness.registry.release(
+        random_policy(other_spec, "argmax"), LINEAGE, epoch=harness.epoch
+    ).model_no
+    found = harness.keeper.admit(GAME.game, other, epoch=harness.epoch)
+    assert found.decision == "promote", "the first bot of its schema"
+    number = harness.release(better(np.random.default_rng(11)))
+    later = harness.registry.release(
+        random_policy(other_spec, "argmax", seed=1), LINEAGE, epoch=harness.epoch
+    ).model_no
+    # Neither is the newest release of the game, but each is the newest of its schema.
+    for model_no in (number, later):
+        found = harness.keeper.admit(GAME.game, model_no, epoch=harness.epoch)
+        assert found.decision == "wait"
+    now = harness.registry.catalogue(GAME.game)
+    assert [pointer.model_no for pointer in now.live("canary")] == [later, number]
+    judged = harness.keeper.judge(
+        GAME.game,
+        lambda model, _: harness.returns[model],
+        schema=GAME.schema,
+        epoch=harness.epoch,
+    )
+    assert judged is not None
+    assert judged.decision == "promote"
+    now = harness.registry.catalogue(GAME.game)
+    assert now.model_of("champion", GAME.schema) == number
+    assert now.model_of("champion", other_spec.schema) == other
+    assert now.model_of("canary", other_spec.schema) == later
+    assert now.trials == {GAME.schema: 1, other_spec.schema: 1}
+
+
+def test_every_rejection_is_recorded_with_its_reason(harness: GateHarness):
+    failed = poisoned(harness, np.random.default_rng(0))
+    assert harness.keeper.admit(GAME.game, failed, epoch=harness.epoch).decision == "reject"
+    worse = harness.release(balancing_policy())
+
+    def play(policy: Policy, episodes: int) -> np.ndarray:
+        return np.asarray(returns_of(policy, episodes))
+
+    decision = harness.keeper.admit(GAME.game, worse, epoch=harness.epoch, play=play)
+    assert decision.decision == "reject"
+    now = Registry(harness.objects, trusted={SIGNER.key_id: SIGNER.public}).catalogue(GAME.game)
+    assert now.verdicts[failed].startswith("reject: loads: bad_hash")
+    assert now.verdicts[worse].startswith("reject: worse: mean return")
+    assert (now.model_of("champion"), now.bad_entries) == (harness.champion_no, 0)
+
+
+@pytest.mark.parametrize("spin", [0.018, 0.5], ids=["undecided", "better"])
+def test_a_withdrawal_during_a_comparison_holds(harness: GateHarness, spin: float):
+    model_no = harness.release(balancing_policy(angle=1.0, spin=spin))
+    assert harness.keeper.admit(GAME.game, model_no, epoch=harness.epoch).decision == "wait"
+    operator = Registry(harness.objects, trusted={SIGNER.key_id: SIGNER.public}, signer=SIGNER)
+
+    def returns(model: str, since_s: float) -> Sequence[Played]:
+        if operator.catalogue(GAME.game).model_of("canary"):
+            operator.withdraw(GAME.game, why="it cheats")
+        return harness.returns[model][:200]
+
+    judged = harness.keeper.judge(GAME.game, returns, epoch=harness.epoch)
+    assert judged is not None
+    assert judged.decision == "wait"
+    now = operator.catalogue(GAME.game)
+    assert (now.model_of("canary"), now.model_of("champion")) == (0, harness.champion_no)
+    assert now.verdicts[model_no] == "withdrawn: it cheats"
+
+
+def test_a_champion_that_an_operator_chose_during_a_comparison_stays(harness: GateHarness):
+    other = harness.release(better(np.random.default_rng(5)))
+    model_no = harness.release(better(np.random.default_rng(7)))
+    harness.keeper.admit(GAME.game, model_no, epoch=harness.epoch)
+
+    def returns(model: str, since_s: float) -> Sequence[Played]:
+        if harness.registry.catalogue(GAME.game).model_of("champion") != other:
+            harness.registry.set_alias(GAME.game, "champion", other, why="by hand")
+        return harness.returns[model]
+
+    judged = harness.keeper.judge(GAME.game, returns, epoch=harness.epoch)
+    assert judged is not None
+    assert judged.decision == "wait"
+    assert harness.registry.catalogue(GAME.game).model_of("champion") == other
+
+
+def test_a_release_is_judged_once_also_if_the_learner_was_killed_before_it_recorded_that(
+    harness: GateHarness,
+):
+    model_no = harness.release(better(np.random.default_rng(3)))
+    assert harness.keeper.admit(GAME.game, model_no, epoch=harness.epoch).decision == "wait"
+    assert harness.keeper.admit(GAME.game, model_no, epoch=harness.epoch).decision == "wait"
+    harness.registry.withdraw(GAME.game, why="it cheats")
+    again = harness.keeper.admit(GAME.game, model_no, epoch=harness.epoch)
+    assert (again.decision, again.why) == ("reject", "withdrawn: it cheats")
+    now = harness.registry.catalogue(GAME.game)
+    assert (now.model_of("canary"), now.trials[GAME.schema]) == (0, 1)
+
+
+@pytest.mark.parametrize("max_share", [0.3, 0.5])
+def test_held_out_episodes_decide_between_promotion_and_rejection_whatever_the_share(
+    harness: GateHarness, max_share: float
+):
+    harness.keeper.bounds = Bounds(max_share=max_share)
+    rng = np.random.default_rng(0)
+    equal = harness.release(better(rng))
+    decision = harness.keeper.admit(
+        GAME.game, equal, epoch=harness.epoch, play=lambda _, n: rng.normal(size=n)
+    )
+    assert decision.decision == "reject"
+    assert decision.why.startswith("undecided after 1000 ")
+    assert harness.registry.catalogue(GAME.game).model_of("canary") == 0
+    winner = harness.release(better(rng))
+    champion = harness.registry.policy(GAME.game, harness.champion_no)
+    decision = harness.keeper.admit(
+        GAME.game,
+        winner,
+        epoch=harness.epoch,
+        play=lambda policy, n: np.full(n, 0.0 if policy == champion else 1.0),
+    )
+    assert decision.decision == "promote"

@@ -2,6 +2,7 @@
 ahead of the data."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -34,25 +35,96 @@ def test_nothing_is_trained_below_a_thousand_steps_of_people_with_consent():
     assert action(NEW, usable_steps=1_000) == "train"
 
 
+def test_the_steps_to_the_next_candidate_are_known():
+    def missing(**facts: Any) -> int | None:
+        return next_action(replace(NEW, **facts), LearningSchedule()).missing_steps
+
+    assert missing(usable_steps=120) == 880
+    assert missing(usable_steps=1_000) == 0
+    released = {"released_steps": 1_000, "released_updates": 2_048, "updates": 2_048}
+    assert missing(usable_steps=1_500, steps=1_500, **released) == 500
+    assert missing(usable_steps=1_500, steps=1_500, has_canary=True, **released) == 2_500
+    assert missing(algorithm="dqn", usable_steps=500, steps=500) == 1_500
+
+
 def test_a_clone_is_released_when_it_is_trained():
     assert action(NEW, usable_steps=1_000, updates=2_047) == "train"
     assert action(NEW, usable_steps=1_000, updates=2_048) == "release"
 
 
-def test_a_game_with_a_champion_and_a_discrete_action_learns_with_dqn_and_others_with_bc():
-    assert algorithm_for(is_discrete=True, has_champion=False) == "bc"
-    assert algorithm_for(is_discrete=True, has_champion=True) == "dqn"
-    assert algorithm_for(is_discrete=False, has_champion=True) == "bc"
+def algorithm(schedule: LearningSchedule = SCHEDULE, **changes: Any) -> str:
+    facts = {"is_discrete": True, "has_champion": True, "steps": 20_000} | changes
+    return algorithm_for(schedule, **facts)
 
 
-def test_a_game_with_clones_only_gets_the_next_when_people_have_played_half_as_much_again():
+def test_a_game_with_a_champion_and_enough_steps_is_improved_and_others_are_cloned():
+    assert algorithm() == "iql"
+    assert algorithm(is_discrete=False) == "iql"
+    assert algorithm(steps=19_999) == "bc"
+    assert algorithm(has_champion=False) == "bc"
+    with_dqn = LearningSchedule(improve_with="dqn", improve_steps=1)
+    assert algorithm(with_dqn, steps=1) == "dqn"
+    assert algorithm(with_dqn, is_discrete=False) == "bc"
+    assert algorithm(LearningSchedule(improve_with="bc")) == "bc"
+
+
+@pytest.mark.parametrize(
+    ("name", "updates", "beside_canary"), [("bc", 2_048, 8_000), ("iql", 5_120, 4_000)]
+)
+def test_a_training_begins_anew_with_twice_the_steps_and_a_clone_beside_a_canary_with_four_times(
+    name: str, updates: int, beside_canary: int
+):
     later = replace(
-        NEW, has_champion=True, released_steps=2_000, released_updates=2_048, updates=2_048
+        NEW,
+        algorithm=name,
+        has_champion=True,
+        usable_steps=3_000,
+        released_steps=2_000,
+        released_updates=updates,
+        updates=updates,
     )
-    assert action(later, usable_steps=2_999) == "wait"
-    assert action(later, usable_steps=3_000) == "train"
-    assert action(later, usable_steps=3_000, updates=4_096) == "release"
-    assert action(later, usable_steps=3_000, updates=4_096, has_canary=True) == "wait"
+    assert action(later, steps=3_999) == "wait"
+    assert action(later, steps=4_000) == "train"
+    assert action(later, steps=beside_canary - 1, has_canary=True) == "wait"
+    assert action(later, steps=beside_canary, has_canary=True) == "train"
+    promising = replace(later, has_canary=True, canary_evidence=0.5)
+    assert action(promising, steps=7_999) == "wait"
+    assert action(promising, steps=8_000) == "train"
+    begun = replace(later, steps=4_000, released_updates=0)
+    assert action(begun, updates=0) == "train"
+    assert action(begun, updates=updates - 1) == "train"
+    assert action(begun) == "release"
+
+
+def test_a_clone_that_failed_its_checks_is_not_trained_again_from_the_same_steps():
+    failed = replace(NEW, released_steps=1_000, released_updates=2_048, updates=2_048)
+    assert action(failed, usable_steps=1_000, steps=1_000) == "wait"
+    assert action(failed, usable_steps=2_000, steps=2_000) == "train"
+
+
+def test_a_restarted_training_does_not_wait_for_steps_that_were_forgotten():
+    begun = replace(NEW, has_champion=True, released_steps=2_000, updates=128)
+    assert action(begun, usable_steps=1_500, steps=1_500) == "train"
+
+
+def test_the_smallest_growth_still_needs_new_steps():
+    slow = replace(SCHEDULE, growth=1.001)
+    done = replace(NEW, has_champion=True, usable_steps=2_000, released_updates=2_048)
+    due = replace(done, released_steps=64, steps=64, updates=2_048)
+    assert next_action(due, replace(slow, first_steps=10)).action == "wait"
+
+
+def test_a_full_replay_does_not_end_the_learning():
+    full = replace(
+        NEW,
+        has_champion=True,
+        usable_steps=5_000,
+        released_steps=8_000,
+        released_updates=2_048,
+        updates=2_048,
+    )
+    assert action(full, steps=15_999) == "wait"
+    assert action(full, steps=16_000) == "train"
 
 
 def test_a_candidate_needs_updates_and_new_steps_and_no_canary_before_it():
@@ -72,13 +144,24 @@ def test_training_waits_at_the_limit_of_updates_per_step():
 
 
 def test_the_schedule_is_shown_as_text():
-    assert "dqn" in schedule_text(SCHEDULE, is_discrete=True)[1]
-    assert "bc again" in schedule_text(SCHEDULE, is_discrete=False)[1]
+    assert "bc again" in schedule_text(SCHEDULE, is_discrete=True)[1]
+    assert "iql" in schedule_text(SCHEDULE, is_discrete=False)[2]
+    with_dqn = replace(SCHEDULE, improve_with="dqn")
+    assert "dqn" in schedule_text(with_dqn, is_discrete=True)[2]
+    assert len(schedule_text(with_dqn, is_discrete=False)) == 2
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"first_steps": 0}, {"bc_growth": 1.0}, {"updates_per_step": 0.0}]
+    "wrong",
+    [
+        {"first_steps": 0},
+        {"iql_updates": 0},
+        {"growth": 1.0},
+        {"updates_per_step": 0.0},
+        {"temperature": 0.0},
+        {"improve_with": "ppo"},
+    ],
 )
-def test_an_invalid_schedule_is_rejected(wrong: dict[str, float]):
+def test_an_invalid_schedule_is_rejected(wrong: dict[str, Any]):
     with pytest.raises(ConfigError):
-        LearningSchedule(**wrong)  # type: ignore[arg-type]
+        LearningSchedule(**wrong)

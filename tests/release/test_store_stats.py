@@ -1,17 +1,30 @@
 """StoreStats counts each complete episode of a model once, and no others."""
 
 import json
+import math
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.simulation.recordings import GAME, Recording, chunks_of, episodes, person, recording
+from tests.simulation.recordings import (
+    GAME,
+    Recording,
+    balancing_policy,
+    bot,
+    chunks_of,
+    episodes,
+    person,
+    recording,
+)
 from understudy.backends.data import DataFolder
 from understudy.core.names import new_session
 from understudy.experience.chunk import By, Chunk, split_chunk
 from understudy.experience.game import game_spec
+from understudy.models.calibration import SkillPlayed
 from understudy.release import store_stats
 from understudy.release.store_stats import StoreStats
 from understudy.testing.clock import START_S
@@ -63,6 +76,44 @@ def test_a_model_that_is_named_from_the_second_chunk_on_counts(made: Recording):
     first, second = split_chunk(bot_chunk(40))
     made.store([named(first, None), second])
     assert returns(made) == [40.0]
+
+
+def test_an_episode_has_the_propensity_of_its_model_from_whichever_chunk_names_it(made: Recording):
+    chunk = bot_chunk(40)
+    (note,) = chunk.meta.episodes
+    drawn = replace(chunk, meta=replace(chunk.meta, episodes=(replace(note, propensity=0.2),)))
+    first, second = split_chunk(drawn)
+    made.store([named(first, None), second, bot_chunk(30, number=2)])
+    stats = stats_of(made)
+    resumed = StoreStats(StoreFollower(made.data.store))
+    resumed.restore(json.loads(json.dumps(stats.state())))
+    for known in (stats, resumed):
+        assert [one.propensity for one in known.returns(MODEL, since_s=0.0)] == [0.2, None]
+        known.close()
+
+
+def test_episodes_are_settled_up_to_the_oldest_that_a_bot_still_plays(made: Recording):
+    def settled_until_s() -> float:
+        stats = stats_of(made)
+        try:
+            return stats.settled_until_s(GAME.schema)
+        finally:
+            stats.close()
+
+    first, second = split_chunk(bot_chunk(40))
+    made.store([bot_chunk(20, number=3)])
+    assert settled_until_s() == math.inf
+    began_s = made.clock.now()
+    made.store([first])
+    made.clock.advance(60)
+    made.store([named(split_chunk(bot_chunk(30, number=2))[0], None)])  # perhaps a person
+    assert settled_until_s() == pytest.approx(began_s, abs=1)
+    made.clock.advance(700)
+    later_s = made.clock.now()
+    made.store([split_chunk(bot_chunk(30, number=4))[0]])
+    assert settled_until_s() == pytest.approx(later_s, abs=1), "the first one has paused for long"
+    made.store([second])
+    assert settled_until_s() == pytest.approx(later_s, abs=1)
 
 
 def test_an_episode_of_two_models_counts_for_neither(made: Recording):
@@ -124,6 +175,56 @@ def test_returns_of_people_are_known_by_schema(made: Recording):
     stats.close()
 
 
+def test_returns_are_shown_for_people_on_average_and_at_best_and_for_each_model(made: Recording):
+    made.play(person(), 2, max_steps=50)
+    made.play(person(0.9), 2, player=b"b" * 16, max_steps=200)
+    made.store([bot_chunk(40, number=9), bot_chunk(20, number=8)])
+    stats = stats_of(made)
+    means = [
+        np.mean([one.return_ for one in stats.people(GAME.schema) if one.player == player])
+        for player in {one.player for one in stats.people(GAME.schema)}
+    ]
+    shown = stats.progress("cart", GAME.schema)
+    assert shown["people"] == {
+        "players": 2,
+        "left_out": 0,
+        "episodes": 4,
+        "mean": pytest.approx(np.mean(means)),
+        "best": pytest.approx(max(means)),
+    }
+    assert shown["returns"] == {MODEL: {"episodes": 2, "mean": 30.0}}
+    state = json.loads(json.dumps(stats.state()))
+    stats.close()
+    for saved in (state, {name: part for name, part in state.items() if name != "counts"}):
+        after = StoreStats(StoreFollower(made.data.store))
+        after.restore(saved)
+        assert after.progress("cart", GAME.schema) == shown
+        after.close()
+    nobody = StoreStats(StoreFollower(made.data.store))
+    assert nobody.progress("cart", GAME.schema)["people"]["mean"] is None
+    nobody.close()
+
+
+@pytest.mark.parametrize("size", [1e9, -1e12, 1e19])
+def test_returns_of_one_player_that_are_far_from_all_others_are_left_out_of_what_is_shown(
+    made: Recording, size: float
+):
+    for player in (b"a" * 16, b"b" * 16):
+        made.play(person(), 2, player=player, max_steps=50)
+        made.play(person(), 2, player=player, max_steps=50, model=MODEL)
+    honest = stats_of(made)
+    shown = honest.progress("cart", GAME.schema)
+    honest.close()
+    made.play(person(), 2, player=b"c" * 16, max_steps=50, reward=size)
+    made.play(person(), 2, player=b"c" * 16, max_steps=50, reward=size, model=MODEL)
+    stats = stats_of(made)
+    people = stats.progress("cart", GAME.schema)["people"]
+    returns = stats.progress("cart", GAME.schema)["returns"]
+    stats.close()
+    assert people == shown["people"] | {"players": 3, "left_out": 1, "episodes": 6}
+    assert returns == {MODEL: {"episodes": 6, "mean": shown["returns"][MODEL]["mean"]}}
+
+
 def test_the_first_episodes_of_a_model_are_never_dropped(
     made: Recording, monkeypatch: pytest.MonkeyPatch
 ):
@@ -172,4 +273,86 @@ def test_steps_are_counted_by_consent_and_the_newest_schema_that_is_played_wins(
     assert stats.schema("cart", min_steps=little) == newer.schema
     assert stats.schema("cart", min_steps=little + 1) == GAME.schema
     assert stats.schema("other", min_steps=1) is None
+    assert stats.schema("cart", min_steps=unknown, learn_from=("unknown",)) == GAME.schema
+    stats.close()
+
+
+@pytest.mark.parametrize("is_denied", [True, False])
+def test_steps_that_cannot_be_cloned_do_not_make_a_schema_the_current_one(
+    made: Recording, is_denied: bool
+):
+    newer = game_spec("cart", obs=4, actions=["left", "right"])
+    made.registry().register(newer)
+    steps = made.play(person(), 1, max_steps=20)
+    made.play(
+        person() if is_denied else bot(balancing_policy()),
+        5,
+        spec=newer,
+        consent="denied" if is_denied else "granted",
+        model=None if is_denied else "cart/1",
+        max_steps=40,
+    )
+    stats = stats_of(made)
+    assert stats.schema("cart", min_steps=10) == GAME.schema
+    assert stats.schemas["cart"][GAME.schema].people == {"granted": steps}
+    state = json.loads(json.dumps(stats.state()))
+    stats.close()
+    after = StoreStats(StoreFollower(made.data.store))
+    after.restore(state)
+    assert after.schemas == stats.schemas
+    after.close()
+
+
+def at_skill(chunk: Chunk, **facts: Any) -> Chunk:
+    (note,) = chunk.meta.episodes
+    return replace(chunk, meta=replace(chunk.meta, episodes=(replace(note, **facts),)))
+
+
+def test_episodes_at_a_skill_or_a_temperature_count_apart(made: Recording):
+    made.store([bot_chunk(10)])
+    made.store([at_skill(bot_chunk(20, number=2), skill="even", noise=0.3)])
+    made.store([at_skill(bot_chunk(30, number=3), temperature=2.0)])
+    made.store([at_skill(bot_chunk(35, number=4), noise=0.3)])
+    assert returns(made) == [10.0]
+    stats = stats_of(made)
+    assert stats.progress("cart", GAME.schema)["returns"] == {MODEL: {"episodes": 1, "mean": 10.0}}
+    assert stats.skilled(MODEL) == (1, deque([SkillPlayed("even", 0.3, 20.0)]))
+    restored = StoreStats(StoreFollower(made.data.store))
+    restored.restore(json.loads(json.dumps(stats.state())))
+    assert restored.state() == stats.state()
+    assert restored.skilled(MODEL) == stats.skilled(MODEL)
+    stats.close()
+    restored.close()
+
+
+def test_an_episode_whose_noise_changes_counts_for_nothing(made: Recording):
+    left, right = split_chunk(at_skill(bot_chunk(20), skill="even", noise=0.3))
+    made.store([left, at_skill(right, noise=0.4)])
+    assert returns(made) == []
+    stats = stats_of(made)
+    assert stats.skilled(MODEL) == (0, ())
+    stats.close()
+
+
+def test_an_episode_at_a_skill_whose_bot_came_late_counts(made: Recording):
+    left, right = split_chunk(at_skill(bot_chunk(20), skill="even", noise=0.3))
+    made.store([at_skill(left, model=None, noise=None), right])
+    stats = stats_of(made)
+    assert stats.skilled(MODEL) == (1, deque([SkillPlayed("even", 0.3, 20.0)]))
+    stats.close()
+
+
+def test_the_newest_people_are_kept_and_a_file_of_an_earlier_version_has_the_first_ones(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store_stats, "_NEWEST_EPISODES", 3)
+    for _ in range(5):
+        made.play(person(0.5), 1)
+    stats = stats_of(made)
+    first = list(stats.people(GAME.schema))
+    assert list(stats.newest_people(GAME.schema)) == first[-3:]
+    state = json.loads(json.dumps(stats.state()))
+    del state["newest_people"], state["skilled"]
+    stats.restore(state)
+    assert list(stats.newest_people(GAME.schema)) == first[-3:]
     stats.close()

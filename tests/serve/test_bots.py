@@ -22,6 +22,7 @@ from understudy.models.registry import Registry
 from understudy.nn.policy import Policy
 from understudy.serve.bots import ServedBots
 from understudy.serve.state import GatewayConfig
+from understudy.testing.clock import ManualClock
 from understudy.testing.samples import cart_spec
 
 
@@ -74,6 +75,8 @@ def test_only_some_keys_register_a_game(gateway: Running, key: str):
         "schemas": [spec.schema],
         "champion": 0,
         "canary": 0,
+        "champions": {},
+        "missing_steps": None,
     }
     assert gateway.ask("GET", f"{path}/specs/{spec.schema}", key).raw == body
     assert gateway.ask("GET", f"{path}/specs/{'0' * 64}", key).status == 404
@@ -125,6 +128,7 @@ def test_live_models_are_signed_and_the_policy_matches_the_signature(gateway: Ru
     assert open_policy(manifest, reply.raw) == random_policy(spec, "argmax", seed=7)
     assert "immutable" in reply.headers["cache-control"]
     facts = gateway.ask("GET", "/v1/games/signed/models/1", key).json
+    assert facts["verdict"].startswith("promoted: ")
     assert (
         manifest_from_json(open_signed(facts["signed"].encode(), TRUSTED)["manifest"]) == manifest
     )
@@ -181,7 +185,7 @@ def test_a_canary_is_served_with_its_share(gateway: Running, key: str):
     gateway.registry.set_alias("tried", "canary", 2, why="try it")
     bot = gateway.ask("GET", "/v1/games/tried/bot", key).json
     assert (model_of(bot), model_of(bot, "canary"), bot["canary_share"]) == (1, 2, 0.2)
-    gateway.registry.set_alias("tried", "canary", 0, why="enough")
+    gateway.registry.withdraw("tried", why="enough")
     bot = gateway.ask("GET", f"/v1/games/tried/bot?after={bot['number']}&wait_s=30", key).json
     assert (model_of(bot), bot["canary"], bot["canary_share"]) == (1, None, 0.0)
 
@@ -456,6 +460,13 @@ def test_advice_of_a_stochastic_bot_has_probabilities(gateway: Running, key: str
         {"obs": [0] * 6, "schema": "0" * 64},
         {"obs": [0] * 6, "action_mask": "yes"},
         {"obs": [0] * 6, "deterministic": 1},
+        {"obs": [0] * 6, "skill": "medium"},
+        {"obs": [0] * 6, "skill": 1},
+        {"obs": [0] * 6, "temperature": 0},
+        {"obs": [0] * 6, "temperature": "hot"},
+        {"obs": [0] * 6, "temperature": 1e9},
+        {"obs": [0] * 6, "temperature": 2, "skill": "hard"},
+        {"obs": [0] * 6, "temperature": 2, "deterministic": True},
         {"obs": ["0"] * 6},
         {"obs": [True, [0], 0, 0, 0, 0]},
         [],
@@ -480,7 +491,6 @@ def test_the_registrys_own_interval_limits_how_often_it_is_read(tmp_path: Path):
                 registry,
                 executor,
                 trust=[],
-                canary_share=0.2,
                 follow_every_s=GatewayConfig().follow_every_s,
             )
         assert bots.every_s == every_s
@@ -515,6 +525,41 @@ def test_a_bot_that_times_out_is_replaced_by_a_random_action(
         assert (reply["is_fallback"], reply["why"]) == (True, "the bot failed")
 
 
+def test_without_a_schema_an_action_does_not_wait_for_the_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clock = ManualClock()
+    with running(tmp_path, GatewayConfig(follow_every_s=3600.0), clock=clock) as gateway:
+        gateway.register(cart_spec("two"))
+        new = gateway.register(game_spec("two", obs=3, actions=2))
+        gateway.release(new)
+        key = gateway.key("play")
+        gateway.ask("GET", "/v1/games/two", key)  # its specs are known now
+        ask = {"obs": [0, 0, 0]}
+        is_back = threading.Event()
+        for name in ("catalogue", "specs"):
+            real = getattr(Registry, name)
+
+            def slow(*given: Any, real: Any = real) -> Any:
+                assert is_back.wait(60)
+                return real(*given)
+
+            monkeypatch.setattr(Registry, name, slow)
+        clock.advance(60)  # the specs are due to be read again
+        try:
+            for _ in range(2):
+                reply = gateway.ask("POST", "/v1/games/two/act", key, ask).json
+                assert (reply["is_fallback"], reply["why"]) == (
+                    True,
+                    "the bot took longer than 0.05 s",
+                )
+        finally:
+            is_back.set()
+        until_s = time.monotonic() + 20
+        while gateway.ask("POST", "/v1/games/two/act", key, ask).json["model_no"] != 1:
+            assert time.monotonic() < until_s
+
+
 def test_decisions_that_timed_out_in_the_queue_are_not_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -542,3 +587,41 @@ def test_decisions_that_timed_out_in_the_queue_are_not_computed(
         while gateway.ask("POST", "/v1/games/cart/act", key, asked).json["is_fallback"]:
             assert time.monotonic() < until_s
         assert len(decided) < 5, "four waited behind the first, and nobody waited for them"
+
+
+def test_each_schema_of_a_game_is_served_its_own_bot(gateway: Running, key: str):
+    old = gateway.register(cart_spec("updated"))
+    new = gateway.register(game_spec("updated", obs=3, actions=2))
+    unplayed = gateway.register(game_spec("updated", obs=5, actions=2))
+    gateway.release(old, seed=0)
+    gateway.release(new, seed=1)
+    gateway.release(old, seed=2, promote=False)
+    gateway.registry.set_alias("updated", "canary", 3, why="try", share=0.1)
+
+    def served(schema: str) -> dict[str, Any]:
+        path = f"/v1/games/updated/bot?schema={schema}"
+        return dict(gateway.ask("GET", f"{path}&after=0&wait_s=5", key).json)
+
+    assert (model_of(served(old.schema)), model_of(served(new.schema))) == (1, 2)
+    assert served(old.schema)["canary_share"] == 0.1
+    assert (served(new.schema)["canary"], served(unplayed.schema)["champion"]) == (None, None)
+    assert model_of(gateway.ask("GET", "/v1/games/updated/bot", key).json) == 2, "the newest"
+    stranger = gateway.ask("GET", f"/v1/games/updated/bot?schema={'0' * 64}", key)
+    assert stranger.code == "not_registered"
+    info = gateway.ask("GET", "/v1/games/updated", key).json
+    assert (info["champion"], info["canary"]) == (2, 3)
+    assert info["champions"] == {old.schema: 1, new.schema: 2}
+    for spec, model_no in ((old, 1), (new, 2), (unplayed, 0)):
+        (space,) = spec.obs.values()
+        ask = {"obs": [0.0] * space.shape[0], "schema": spec.schema}
+        acted = gateway.ask("POST", "/v1/games/updated/act", key, ask).json
+        assert (acted["model_no"], acted["is_fallback"]) == (model_no, model_no == 0)
+    ask = {"obs": [0.0] * 5, "schema": unplayed.schema}
+    assert gateway.ask("POST", "/v1/games/updated/advise", key, ask).code == "no_bot"
+    weights = gateway.ask("GET", f"/v1/games/updated/weights?after=0&schema={old.schema}", key)
+    assert weights.headers["x-understudy-model"] == "1"
+    admin = gateway.key("admin")
+    gateway.ask("POST", "/v1/games/updated/promote", admin, {"model_no": 3})
+    rolled = gateway.ask("POST", f"/v1/games/updated/rollback?schema={old.schema}", admin)
+    assert rolled.json["model_no"] == 1
+    assert model_of(served(new.schema)) == 2

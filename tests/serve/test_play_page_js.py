@@ -504,3 +504,46 @@ def test_a_silent_gateway_times_out_and_a_slow_response_does_not(modules: Path):
     """,
     )
     assert got == [{"status": 200}, False, "kept /play", "kept /play"]
+
+
+def test_while_there_is_no_bot_the_page_says_how_many_steps_the_first_one_needs(modules: Path):
+    got = run(
+        modules,
+        PLATFORM
+        + """
+        const { whyNoBot } = await import("./panel.js");
+        const platform = new Platform({ game: "rally", key: "uk_a", bot: "" }, Match, () => {});
+        const said = [whyNoBot(platform)];
+        let missing_steps = null, isAway = false;
+        globalThis.fetch = async () => {
+          if (isAway) throw new TypeError("no answer");
+          return { ok: true, json: async () => ({ schemas: [], champion: 0, missing_steps }) };
+        };
+        const stats = { refusedBots: 0 };
+        platform.game = { bot: "", stats: () => stats };
+        for (missing_steps of [null, 1211, 1201, 7, 0]) {
+          await platform.lookForBot();
+          said.push(whyNoBot(platform));
+        }
+        isAway = true;
+        await platform.lookForBot();
+        said.push(whyNoBot(platform));
+        platform.game.bot = "rally/1";
+        await platform.lookForBot();
+        said.push(whyNoBot(platform), platform.missingSteps);
+        console.log(JSON.stringify(said));
+    """,
+    )
+    needs = "No bot yet: the first one needs about {} more steps of people who agree."
+    trained = "No bot yet: the first one is being trained."
+    assert got == [
+        "",
+        "",
+        needs.format("1,250"),
+        needs.format("1,250"),
+        needs.format("50"),
+        trained,
+        trained,
+        "",
+        None,
+    ]

@@ -401,8 +401,6 @@ def test_a_process_stops_on_a_signal_with_exit_code_zero(tmp_path: Path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"canary_share": 0.0},
-        {"canary_share": 0.6},
         {"keys_every_s": 1.5},
         {"follow_every_s": 0.0},
         {"max_poll_s": float("nan")},

@@ -92,6 +92,7 @@ def chunks_of(
     spec: GameSpec = GAME,
     consent: str = "granted",
     model: str | None = None,
+    propensity: float | None = None,
     reward: float = 1.0,
 ) -> Iterator[Chunk]:
     """A chunk for each episode, by a person, or by a model that is named."""
@@ -121,7 +122,7 @@ def chunks_of(
             n_steps=n,
             consent=consent,
             client="recordings/1",
-            episodes=(EpisodeNote(row=0, model=model),),
+            episodes=(EpisodeNote(row=0, model=model, propensity=propensity),),
         )
         first_step += n
         yield Chunk(meta, columns).validate()
@@ -167,14 +168,18 @@ class Recording:
         model: str | None = None,
         player: bytes = PLAYER,
         max_steps: int = 500,
+        reward: float = 1.0,
+        obs_scale: Sequence[float] = (1.0,) * 4,
     ) -> int:
         """Let somebody play a session of so many episodes; how many steps that were."""
         self._sessions += 1
         session = new_session(START_S, self._sessions.to_bytes(10, "big"))
-        played = episodes(plays, count, seed=self._sessions, max_steps=max_steps)
-        self.store(
-            list(chunks_of(played, session, spec=spec, consent=consent, model=model)), player=player
-        )
+        played = [
+            replace(episode, obs=episode.obs * np.array(obs_scale, np.float32))
+            for episode in episodes(plays, count, seed=self._sessions, max_steps=max_steps)
+        ]
+        chunks = chunks_of(played, session, spec=spec, consent=consent, model=model, reward=reward)
+        self.store(list(chunks), player=player)
         return sum(len(one.action) for one in played)
 
 

@@ -203,7 +203,7 @@ def test_unsent_frames_of_a_game_without_a_ledger_create_no_ledger(data: DataFol
         def send(self, frames: object, players: object, *, skipped_steps: int = 0) -> Sequence[Ack]:
             raise TimeoutError("away")
 
-        def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
+        def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> LiveModels | None:
             return None
 
         def policy(self, model_no: int) -> bytes:

@@ -46,7 +46,7 @@ class RecordingLink:
         self.taken += frames
         return [Ack(True)] * len(frames)
 
-    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
+    def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> LiveModels | None:
         return None
 
     def policy(self, model_no: int) -> bytes:

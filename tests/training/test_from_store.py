@@ -24,7 +24,7 @@ from understudy.stores.view import StoreView
 from understudy.testing.clock import ManualClock
 from understudy.training.events import Event, Update
 from understudy.training.follower import StoreFollower
-from understudy.training.from_store import IDLE_S, FromStore, people_in
+from understudy.training.from_store import IDLE_S, FromStore, held_out_of, people_in
 from understudy.training.inline import RunStore
 
 GAME = game_spec("line", obs=3, actions=2)
@@ -332,3 +332,34 @@ def test_skipped_episodes_of_a_chunk_stay_skipped_after_a_resume(tmp_path: Path)
         for each in ones:
             each.step()
         assert bits(one) == bits(other)
+
+
+# --- Held-out steps -------------------------------------------------------------------------------
+
+
+def test_the_last_fifth_of_what_each_player_has_played_is_held_out():
+    steps = {(session_id(env), number): N for env in range(3) for number in range(10)}
+    players = {key: key[0].bytes for key in steps}
+    held_out = held_out_of(players, steps)
+    assert sorted(held_out) == sorted(
+        (session_id(env), number) for env in range(3) for number in (8, 9)
+    )
+    assert held_out_of({(session_id(1), 0): b"a"}, {(session_id(1), 0): 500}) == []
+
+
+def test_of_long_chunks_no_more_than_a_fifth_and_a_chunk_is_held_out():
+    """Such as one chunk for each long episode, of which each player has played one or two."""
+    for n_chunks, held_out in ((1, 1), (2, 2)):
+        steps = {(session_id(env), number): 200 for number in range(n_chunks) for env in range(5)}
+        players = {key: key[0].bytes for key in steps}
+        keys = held_out_of(players, steps)
+        assert len(keys) == len({session for session, _ in keys}) == held_out
+        assert {number for _, number in keys} == {n_chunks - 1}
+
+
+def test_of_many_players_a_fifth_is_held_out():
+    steps = {(session_id(env), number): N for env in range(20) for number in range(3)}
+    players = {key: key[0].bytes for key in steps}
+    held_out = held_out_of(players, steps)
+    assert len({session for session, _ in held_out}) == 4
+    assert len(held_out) == 12

@@ -5,7 +5,7 @@ Other packages open them here and import their classes for type checking only.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping
 from pathlib import Path
 
 from understudy.experience.chunk import ChunkMeta
@@ -73,6 +73,19 @@ def audit_store(folder: Path, *, is_alone: bool) -> Findings:
     """
     with StoreView(folder) as view:
         return audit(view, is_alone=is_alone)
+
+
+def file_stream_state(stream: Stream, *, without: Container[str]) -> Hashable | None:
+    """A value that changes when a file stream does; None for remote streams, which wait by reading.
+
+    `without`: partitions that have ended.
+    """
+    return stream.state(without=without) if isinstance(stream, FileStream) else None
+
+
+def file_stream_folders(stream: Stream, *, without: Container[str]) -> list[str]:
+    """The folders of a file stream in which something changes with its `file_stream_state`."""
+    return stream.folders(without=without) if isinstance(stream, FileStream) else []
 
 
 def trim_file_stream(

@@ -8,7 +8,6 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from understudy.backends.data import data_folder, remote_stats
 from understudy.backends.data import stats as count_stats
@@ -22,6 +21,7 @@ from understudy.cli.options import (
     finish,
     format_count,
     format_size,
+    result_table,
     results,
     store_option,
 )
@@ -153,7 +153,9 @@ def sessions(
                 f"the game {game[:80]!r} is not registered; pass one of the registered games to "
                 f"--game: {', '.join(games) or 'there are none yet'}"
             )
-    table = Table("session", "game", "player", "chunks", "steps", "missing", "dropped", "closed")
+    table = result_table(
+        "session", "game", "player", "chunks", "steps", "missing", "dropped", "closed"
+    )
     for row in rows:
         values = [
             row["session"],
@@ -452,7 +454,7 @@ def list_(data_text: str | None, as_json: bool, store_url: str | None, limit: in
             }
             for frame in store.quarantined(limit=limit)
         ]
-    table = Table("id", "reason", "detail", "parked", "session", "chunk")
+    table = result_table("id", "reason", "detail", "parked", "session", "chunk")
     for row in rows:
         table.add_row(*(escape(str(value)) for value in row.values()))
     results(as_json=as_json).print(table)

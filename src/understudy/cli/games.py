@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from understudy.cli.deployed import deployment
 from understudy.cli.options import (
@@ -13,6 +12,7 @@ from understudy.cli.options import (
     examples,
     finish,
     import_from_here,
+    result_table,
     results,
 )
 from understudy.core.errors import ConfigError
@@ -92,7 +92,9 @@ def list_games(data_text: str | None, as_json: bool) -> int:
                 "canary": catalogue.model_of("canary"),
             }
         )
-    table = Table("game", "observations", "actions", "schemas", "models", "champion", "canary")
+    table = result_table(
+        "game", "observations", "actions", "schemas", "models", "champion", "canary"
+    )
     for row in rows:
         first = row["schemas"][0]
         numbers = [row[name] for name in ("models", "champion", "canary")]

@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 from rich.markup import escape
-from rich.table import Table
 
 from understudy.cli.deployed import deployment
-from understudy.cli.options import common_options, examples, finish, results
+from understudy.cli.options import common_options, examples, finish, result_table, results
 from understudy.core.errors import ConfigError
 from understudy.models.keys import EVERY_GAME, MAX_REQUESTS_S, SCOPES, Key, Scope
 
@@ -119,7 +118,7 @@ def list_keys(data_text: str | None, as_json: bool) -> int:
     stored = deployment(data_text, must_exist=True).keys
     active = stored.all()
     damage = stored.damage()
-    table = Table("id", "scopes", "game", "label", "created", "expires")
+    table = result_table("id", "scopes", "game", "label", "created", "expires")
     for key in active:
         expires = _date(key.expires_s) if key.expires_s else "never"
         table.add_row(

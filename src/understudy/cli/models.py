@@ -7,12 +7,12 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 from rich.markup import escape
-from rich.table import Table
 
+from understudy.backends.data import DataFolder
 from understudy.cli.deployed import deployment
 from understudy.cli.options import (
     PATH,
@@ -23,6 +23,7 @@ from understudy.cli.options import (
     finish,
     format_count,
     format_size,
+    result_table,
     results,
 )
 from understudy.core.canonical import canonical_json
@@ -30,9 +31,10 @@ from understudy.core.errors import ConfigError
 from understudy.core.log import storage_error
 from understudy.models.cloud import CloudObjects
 from understudy.models.manifest import Manifest, open_policy
-from understudy.models.registry import Registry
+from understudy.models.registry import SCHEMA_CHARS, Registry
 from understudy.nn.heads import head_to_json
 from understudy.nn.network import network_to_json
+from understudy.platform.platform import read_roles
 from understudy.release.gatekeeper import model_rows, release_run
 
 Kind = Literal["safetensors", "json"]
@@ -56,25 +58,48 @@ def models() -> None:
 @click.argument("game", required=False)
 @common_options
 def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
-    """List the models of GAME, or of all games, with their aliases (champion, canary)."""
+    """List the models of GAME, or of all games: aliases, returns (episodes) and verdicts."""
     opened = deployment(data_text, must_exist=True)
     games = [game] if game else opened.registry.games()
     rows = model_rows(opened, games)
+    returns = _returns(opened.data)
+    for row in rows:
+        row["returns"] = returns.get(row["model"])
     journals = {
         name: damage for name in games if (damage := opened.registry.damage(name).get("journal"))
     }
-    table = Table("model", "alias", "algorithm", "training steps", "size")
+    table = result_table(
+        "model", "alias", "algorithm", "training steps", "return", "size", "schema"
+    )
     for row in rows:
         steps = format_count(row["steps"]) if row["steps"] else ""
         aliases = ", ".join(row["aliases"]) + (" [red](damaged)[/]" if row["damage"] else "")
-        table.add_row(row["model"], aliases, row["algorithm"], steps, format_size(row["bytes"]))
+        size = format_size(row["bytes"])
+        schema = row["schema"][:SCHEMA_CHARS]
+        played = row["returns"]
+        return_ = f"{played['mean']:.4g} ({format_count(played['episodes'])})" if played else ""
+        table.add_row(row["model"], aliases, row["algorithm"], steps, return_, size, schema)
     out = results(as_json=as_json)
     out.print(
         table if rows else "no models yet; next: understudy models add RUN, or let people play"
     )
+    for row in rows:
+        if row["verdict"]:
+            out.print(f"{row['model']}: {escape(row['verdict'])}", soft_wrap=True)
     for damage in (*journals.values(), *(row["damage"] for row in rows if row["damage"])):
         out.print(f"[red]![/] {escape(damage)}", soft_wrap=True)
     return finish({"models": rows, "journals": journals}, as_json=as_json)
+
+
+def _returns(data: DataFolder) -> dict[str, Any]:
+    """Mean return and number of episodes of each model that has played, as the learner reports."""
+    learners = [role for role in read_roles(data, time.time()) if role["role"] == "learner"]
+    games = learners[0]["report"].get("games", {}) if learners else {}
+    return {
+        model: played
+        for game in games.values()
+        for model, played in game.get("returns", {}).items()
+    }
 
 
 @models.command(
@@ -135,7 +160,7 @@ def show(data_text: str | None, as_json: bool, model: str) -> int:
 )
 @common_options
 def add(data_text: str | None, as_json: bool, run: Path, which: str) -> int:
-    """Release a finished run's policy as a model; the first of a game becomes its champion."""
+    """Release a finished run's policy as a model; the first of a schema becomes its champion."""
     released = release_run(deployment(data_text), run, which=which)
     name = released.manifest.name
     why = released.decision.why
@@ -169,7 +194,7 @@ def promote(data_text: str | None, as_json: bool, model: str, why: str) -> int:
     game = str(manifest.game)
     number = manifest.model_no
     registry.policy(game, number)  # verifies the policy before any player gets it
-    before = registry.catalogue(game).model_of("champion")
+    before = registry.catalogue(game).model_of("champion", manifest.schema)
     registry.set_alias(game, "champion", number, why=why)
     return _pointed(game, number, before, as_json=as_json)
 
@@ -184,12 +209,19 @@ def promote(data_text: str | None, as_json: bool, model: str, why: str) -> int:
 @click.option(
     "--why", default="by hand", show_default=True, help="Reason, stored in the model's history."
 )
+@click.option(
+    "--schema",
+    metavar="SCHEMA",
+    help="Schema of the game, or its first characters (default: the newest with a champion).",
+)
 @common_options
-def rollback(data_text: str | None, as_json: bool, game: str, why: str) -> int:
+def rollback(data_text: str | None, as_json: bool, game: str, why: str, schema: str | None) -> int:
     """Make the previous champion of GAME champion again."""
     registry = deployment(data_text, must_exist=True).registry
-    before = registry.catalogue(game).model_of("champion")
-    return _pointed(game, registry.rollback(game, why=why), before, as_json=as_json)
+    now = registry.catalogue(game)
+    number = registry.rollback(game, why=why, schema=schema)
+    before = now.model_of("champion", now.models[number].schema)
+    return _pointed(game, number, before, as_json=as_json)
 
 
 @models.command(
@@ -202,11 +234,16 @@ def rollback(data_text: str | None, as_json: bool, game: str, why: str) -> int:
 @click.option(
     "--why", default="by hand", show_default=True, help="Reason, stored in the game's journal."
 )
+@click.option(
+    "--schema",
+    metavar="SCHEMA",
+    help="Schema of the game, or its first characters (default: the newest with a canary).",
+)
 @common_options
-def withdraw(data_text: str | None, as_json: bool, game: str, why: str) -> int:
+def withdraw(data_text: str | None, as_json: bool, game: str, why: str, schema: str | None) -> int:
     """Withdraw the canary of GAME: it stops playing, and the next candidate can be tried."""
     registry = deployment(data_text, must_exist=True).registry
-    number = registry.withdraw(game, why=why)
+    number = registry.withdraw(game, why=why, schema=schema)
     results(as_json=as_json).print(f"{game}/{number} is no longer the canary of {game}")
     return finish({"game": game, "withdrawn": number}, as_json=as_json)
 

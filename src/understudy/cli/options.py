@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.table import Table
 
 from understudy.core.errors import ConfigError
 
@@ -75,6 +76,14 @@ def results(*, as_json: bool) -> Console:
     """A console for results on standard output; silent with --json, which prints an object."""
     # A quiet console still parses markup, and a name such as "[/x]" is invalid markup.
     return Console(quiet=as_json, markup=not as_json, highlight=False)
+
+
+def result_table(*headers: str) -> Table:
+    """A table that shortens no value: the first column stays whole, the others are folded."""
+    table = Table()
+    for at, header in enumerate(headers):
+        table.add_column(header, no_wrap=at == 0, overflow="fold")
+    return table
 
 
 @contextmanager

@@ -136,6 +136,11 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else 0
     except (click.exceptions.Abort, KeyboardInterrupt) as error:
         return interrupted(error, arguments)
+    except SystemError as error:
+        # Python's report of an interrupt inside a function of a C library, such as Kafka's client.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        return interrupted(error.__cause__, arguments)
     except click.ClickException as error:
         error.show()
         return 2

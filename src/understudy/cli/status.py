@@ -24,6 +24,8 @@ _BLOCKED = {
     "ingest": "is waiting",
     "learner": "is waiting",
 }
+_SHOWN_VERDICTS = 3
+"""The newest verdicts of a game; `models list` shows all."""
 _COLOURS = {"running": "green", "not running": "dim", "starting": "yellow", "stopping": "yellow"}
 
 
@@ -76,16 +78,70 @@ def _roles(roles: list[dict[str, Any]]) -> Table:
 def _print_game(out: Console, game: dict[str, Any]) -> None:
     name = escape(game["game"])
     bots = f"champion {name}/{game['champion']}" if game.get("champion") else "no bot yet"
+    if others := list(game.get("champions", {}).values())[1:]:
+        bots += " (other schemas: " + ", ".join(f"{name}/{number}" for number in others) + ")"
     if game.get("canary"):
-        bots += f", canary {name}/{game['canary']} ({game.get('canary_episodes', 0)} episodes)"
+        evidence = min(max(game.get("canary_evidence", 0.0), 0.0), 1.0)
+        bots += (
+            f", canary {name}/{game['canary']} ({game.get('canary_episodes', 0)} episodes, "
+            f"{evidence:.0%} of the way to a proof that it is better)"
+        )
     models = f"{game['models']} models, {bots}" if "models" in game else "models unknown"
     out.print(f"[bold]{name}[/]: {format_count(game['steps'])} steps, {models}")
-    if game.get("phase"):
-        out.print(f"  {game['phase']}, {game['doing']}: {escape(game['why'])}", soft_wrap=True)
+    if game.get("why"):
+        phase = f"{game['phase']}, " if game["phase"] else ""
+        out.print(f"  {phase}{game['doing']}: {escape(game['why'])}", soft_wrap=True)
+    if missing_steps := game.get("missing_steps"):
+        what = "next candidate" if game.get("champion") else "first bot"
+        out.print(f"  {what}: after {format_count(missing_steps)} more steps", soft_wrap=True)
+    for model, verdict in list(game.get("verdicts", {}).items())[-_SHOWN_VERDICTS:]:
+        out.print(f"  {escape(f'{model}: {verdict}')}", soft_wrap=True)
+    if returns := _returns(game):
+        out.print(f"  returns: {escape(returns)}", soft_wrap=True)
+    if skills := _skills(game):
+        out.print(f"  skills: {skills}", soft_wrap=True)
     for line in game.get("schedule", ()):
         out.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
-    if game.get("error"):
-        out.print(f"  [red]{escape(game['error'])}[/]", soft_wrap=True)
+    for problem in ("gave_up", "error"):
+        if game.get(problem):
+            out.print(f"  [red]{escape(game[problem])}[/]", soft_wrap=True)
+
+
+def _returns(game: dict[str, Any]) -> str:
+    """Mean returns of people, and of champion and canary."""
+    parts = []
+    people = game.get("people", {})
+    if people.get("episodes"):
+        parts.append(
+            f"people {people['mean']:.4g} on average and {people['best']:.4g} for the best of "
+            f"{people['players']} (first {format_count(people['episodes'])} episodes"
+            + (
+                f", without {people['left_out']} far from all others"
+                if people.get("left_out")
+                else ""
+            )
+            + ")"
+        )
+    for alias in ("champion", "canary"):
+        played = game.get("returns", {}).get(f"{game['game']}/{game.get(alias)}")
+        if played:
+            parts.append(
+                f"{alias} {played['mean']:.4g} ({format_count(played['episodes'])} episodes)"
+            )
+    return ", ".join(parts)
+
+
+def _skills(game: dict[str, Any]) -> str:
+    """Noise of each skill that was played, with the bot's mean return and the one it aims at."""
+    parts = []
+    for skill, played in game.get("skills", {}).items():
+        if played["episodes"]:
+            goal = "" if played["target"] is None else f", target {played['target']:.4g}"
+            parts.append(
+                f"{skill} {played['mean']:.4g} with noise {played['noise']:.3g} "
+                f"({format_count(played['episodes'])} episodes{goal})"
+            )
+    return "; ".join(parts)
 
 
 # --- What is shown --------------------------------------------------------------------------------
@@ -106,7 +162,11 @@ def platform_status(
     learner = next((role for role in roles if role["role"] == "learner"), None)
     games, damage = _games(data, models, counts["games"], learner)
     gateway = next((role for role in roles if role["role"] == "gateway" and role["alive"]), None)
-    has_damage = any(game.get("damage", {}).keys() & {"champion", "journal"} for game in games)
+    has_damage = any(
+        name.startswith(("champion", "journal"))
+        for game in games
+        for name in game.get("damage", {})
+    )
     is_stuck = any(_storage_error(role) or _window_error(role) for role in roles)
     return {
         "ok": bool(roles)
@@ -165,7 +225,7 @@ def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> 
         catalogue = registry.catalogue(name)
     except Corrupt:
         catalogue = Catalogue(name)  # `damage` has the reason
-    champion = catalogue.aliases.get("champion")
+    champion = catalogue.pointer("champion")
     return {
         "game": name,
         "steps": steps,
@@ -173,7 +233,12 @@ def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> 
         "champion": catalogue.model_of("champion"),
         "champion_why": champion.why if champion else "",
         "canary": catalogue.model_of("canary"),
+        "champions": {pointer.schema: pointer.model_no for pointer in catalogue.live("champion")},
         "bad_entries": catalogue.bad_entries,
+        "verdicts": {
+            catalogue.models[number].name: verdict
+            for number, verdict in sorted(catalogue.verdicts.items())
+        },
         "damage": registry.damage(name),
         **_shown(report),
     }
@@ -184,12 +249,18 @@ def _shown(report: dict[str, Any]) -> dict[str, Any]:
         "phase",
         "doing",
         "why",
+        "missing_steps",
         "error",
+        "gave_up",
         "schedule",
         "updates",
         "usable_steps",
         "consent_unknown_steps",
         "canary_episodes",
+        "canary_evidence",
+        "people",
+        "returns",
+        "skills",
         "decision",
         "next",
     )

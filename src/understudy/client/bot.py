@@ -6,19 +6,19 @@
 A game never waits for the network: the first `act` loads the stored bots, later ones read one
 attribute, and a thread fetches newer bots. The thread starts with the first `act` or
 `wait_for_bot`, so a game that only records never fetches bots. A folder, which several processes
-may share, stores what the next start needs:
+and versions of a game may share, stores what the next start needs:
 
-    bot.json             the last good live models, and the highest entry number seen of each
-                         alias (champion, canary)
-    trust.json           the deployment's public keys, pinned at first contact
-    SHA256.safetensors   policies
+    trust.json                  the deployment's public keys, pinned at first contact
+    SCHEMA/bot.json             the last good live models, and the highest entry number seen of each
+                                alias (champion, canary)
+    SCHEMA/SHA256.safetensors   policies
 """
 
 import contextlib
 import random
 import threading
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ from understudy.core.log import make_folder, write_file
 from understudy.core.signed import Trusted, open_signed, trusted_keys
 from understudy.experience.game import GameSpec
 from understudy.experience.intake import create_once
+from understudy.experience.skill import DEFAULT_NOISE, BotSkill, checked_noise
 from understudy.experience.writer import action_writer
 from understudy.ports import Link, LiveModels
 
@@ -63,10 +64,11 @@ _BAD = (Refused, Corrupt, ConfigError, KeyError, TypeError, ValueError, Attribut
 
 
 class BotCache:
-    """Stores bots on disk; if a file is damaged or missing, its bot is fetched again."""
+    """Stores a schema's bots on disk; if a file is damaged or missing, its bot is fetched again."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, schema: str) -> None:
+        self._trust_folder = folder
+        self._folder = folder / schema[:16]  # short, since paths may be limited
         self._pinned: tuple[str, ...] = ()
 
     def read(self) -> tuple[LiveModels | None, dict[str, int]]:
@@ -123,12 +125,12 @@ class BotCache:
 
     def pinned(self, keys: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the deployment's pinned public keys; at first contact, pin `keys`."""
-        path = self._folder / "trust.json"
+        path = self._trust_folder / "trust.json"
         if keys and not self._pinned and not path.exists():
             # If nothing can be written, the keys stay pinned until the program ends.
             self._pinned = tuple(keys)
             with contextlib.suppress(OSError, StorageFull, StorageFailed):
-                make_folder(self._folder)
+                make_folder(self._trust_folder)
                 create_once(path, canonical_json(list(keys)))
         try:
             pinned = strict_json(path.read_bytes())
@@ -154,6 +156,8 @@ class LivePolicies:
     champion: Bot | None = None
     canary: Bot | None = None
     canary_share: float = 0.0
+    noise: Mapping[str, float] = field(default_factory=lambda: DEFAULT_NOISE)
+    """The noise of each skill below `hard`."""
 
 
 class Bots:
@@ -175,7 +179,7 @@ class Bots:
         self._clock = clock
         self.rng = rng
         self.write_action = action_writer(spec)
-        self._cache = BotCache(folder)
+        self._cache = BotCache(folder, spec.schema)
         self._trust = tuple(trust)
         self._has_thread = has_thread
         self._backoff = Backoff(clock, rng, first_s=_RETRY_FIRST_S, cap_s=_RETRY_CAP_S)
@@ -207,12 +211,21 @@ class Bots:
 
     def pick(self) -> Bot | None:
         """Return a bot for a new episode: the canary for its share, else the champion, if any."""
-        live = self._live
-        if live is None:
-            live = self._start()
-        if live.canary is not None and self.rng.random() < live.canary_share:
-            return live.canary
-        return live.champion
+        return self.draw()[0]
+
+    def draw(self) -> tuple[Bot | None, float | None]:
+        """Return what `pick` does, and the probability of that bot if there were two."""
+        live = self._live or self._start()
+        if live.canary is None:
+            return live.champion, None
+        if self.rng.random() < live.canary_share:
+            return live.canary, live.canary_share
+        return live.champion, 1 - live.canary_share
+
+    def draw_at(self, skill: BotSkill) -> tuple[Bot | None, BotSkill]:
+        """Return the champion, if any, and the skill with its noise, which fits the champion."""
+        live = self._live or self._start()
+        return live.champion, skill.with_noise(live.noise)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a bot and return whether there is one."""
@@ -250,7 +263,10 @@ class Bots:
             champion = self._restored(self._live_models.champion_release, trusted)
             canary = self._restored(self._live_models.canary_release, trusted)
             self._after = self._good_number = self._live_models.number
-            return LivePolicies(champion, canary, min(self._live_models.canary_share, _MAX_CANARY))
+            share = min(self._live_models.canary_share, _MAX_CANARY)
+            noise = self._live_models.noise
+            levels = checked_noise(strict_json(noise)["entry"]["noise"]) if noise else DEFAULT_NOISE
+            return LivePolicies(champion, canary, share, levels)
         except (*_BAD, OSError) as error:
             self._reject(error)
             return LivePolicies()
@@ -288,7 +304,7 @@ class Bots:
             else:
                 wait_s = min(wait_s, self._again_at_s - now_s)
         try:
-            update = self._link.bot(self._after, wait_s=wait_s)
+            update = self._link.bot(self._after, wait_s=wait_s, schema=self.spec.schema)
             self._link_error = ""
             if update is not None:
                 self._accept(update)
@@ -351,7 +367,15 @@ class Bots:
         except _BAD as error:
             # The champion still plays; a canary that fails its checks does not.
             self._reject(error)
-        self._live = LivePolicies(champion, canary, min(update.canary_share, _MAX_CANARY))
+        try:
+            noise = self._noise(update.noise, trusted)
+        except _BAD as error:
+            # The bots still play, with the last good noise.
+            self._reject(error)
+            noise = (self._live or LivePolicies()).noise
+            last = self._live_models
+            update = replace(update, noise=None if last is None else last.noise)
+        self._live = LivePolicies(champion, canary, min(update.canary_share, _MAX_CANARY), noise)
         self._after = self._good_number = update.number
         return self._store(update if canary else replace(update, canary_release=None))
 
@@ -425,6 +449,17 @@ class Bots:
                 "observations or actions; train a bot on this version",
             )
         return manifest
+
+    def _noise(self, text: str | None, trusted: Trusted) -> Mapping[str, float]:
+        entry = self._entry(text, "noise", trusted)
+        if entry is None:
+            return DEFAULT_NOISE
+        if entry["schema"] != self.spec.schema:
+            raise Refused(
+                "wrong_schema",
+                f"the platform sent the noise of the skills of another version of {self.spec.game}",
+            )
+        return checked_noise(entry["noise"])
 
     def _live_bots(self) -> list[Bot]:
         live = self._live or LivePolicies()

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from understudy.core.signed import trusted_keys
 from understudy.experience.chunk import CONSENTS, KINDS, EpisodeNote
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.intake import Intake, create_once, deployment_key
+from understudy.experience.skill import BotSkill, bot_skill
 from understudy.ports import Link
 
 Opened = TypeVar("Opened", Episode, Recorder)
@@ -150,12 +151,18 @@ class Game:
         opponents: Sequence[str] = (),
         seed: int | None = None,
         model: str | None = None,
+        skill: str | None = None,
+        temperature: float | None = None,
     ) -> Episode:
-        """Start recording an episode; `player` defaults to a random id stored on this machine."""
+        """Start recording an episode; `player` defaults to a random id stored on this machine.
+
+        In `act`, the bot plays as released, or at a `skill` (`easy`, `even`, `hard`) or a
+        `temperature` (1 is as released, more is more random).
+        """
         note = EpisodeNote(
             row=0, seat=seat, match=match, opponents=tuple(opponents), seed=seed, model=model
         )
-        return self._open(Episode, player, note, consent)
+        return self._open(Episode, player, note, consent, bot_skill(skill, temperature))
 
     def recorder(
         self,
@@ -166,16 +173,28 @@ class Game:
         consent: str | None = None,
         opponents: Sequence[str] = (),
         model: str | None = None,
+        skill: str | None = None,
+        temperature: float | None = None,
     ) -> Recorder:
-        """Return a recorder with its own session, for a loop that resets and steps one env."""
+        """Return a recorder with its own session, for a loop that resets and steps one env.
+
+        `skill` and `temperature` are those of the bot in all of its episodes, as in `episode`.
+        """
         note = EpisodeNote(row=0, seat=seat, match=match, opponents=tuple(opponents), model=model)
-        return self._open(Recorder, player, note, consent)
+        return self._open(Recorder, player, note, consent, bot_skill(skill, temperature))
 
     def _open(
-        self, kind: type[Opened], player: str | None, note: EpisodeNote, consent: str | None
+        self,
+        kind: type[Opened],
+        player: str | None,
+        note: EpisodeNote,
+        consent: str | None,
+        skill: BotSkill | None,
     ) -> Opened:
         if self._closed:
             raise Closed(self._closed)
+        if skill is not None:
+            note = replace(note, **skill.to_note())
         consent = self.consent if consent is None else consent
         if consent not in CONSENTS:
             raise ConfigError(f"consent is {consent!r}; use one of {CONSENTS}")
@@ -195,6 +214,7 @@ class Game:
                 consent=consent,
                 tolerance=self._tolerance,
                 bots=self._bots,
+                skill=skill,
             )
         except BaseException:
             self._sessions.release(session)

@@ -14,6 +14,7 @@ from understudy.core.tensors import Array
 from understudy.experience.builder import Extras
 from understudy.experience.chunk import By, EpisodeNote
 from understudy.experience.game import random_action
+from understudy.experience.skill import BotSkill
 from understudy.experience.writer import check_flag, check_mask
 
 if TYPE_CHECKING:
@@ -41,20 +42,32 @@ class ActionChooser:
     chooses, or else the action is random.
     """
 
-    __slots__ = ("_bots", "_chance", "_player", "_version", "model")
+    __slots__ = ("_bots", "_chance", "_player", "_skill", "_version", "model", "propensity")
 
-    def __init__(self, bots: Bots) -> None:
+    def __init__(self, bots: Bots, skill: BotSkill | None = None) -> None:
         self._bots = bots
+        self._skill = skill
+        """How the bot plays; None: as released."""
         self._player: Player | None = None
         self._chance: np.random.Generator | None = None
         self._version = 0
         self.model = ""
         """The bot's name, once it has decided."""
+        self.propensity: float | None = None
+        """The probability with which the bot was drawn, if there were several."""
+
+    @property
+    def noise(self) -> float | None:
+        """The noise of the episode's skill, once a bot has decided; None: as released."""
+        return None if self._skill is None else self._skill.noise
 
     def fallback(self, obs: Any, otherwise: Any) -> Any:
         """Return `otherwise`, or the result of calling it, while there is no bot; else None."""
         if self._player is None:
-            bot = self._bots.pick()
+            if self._skill is None:
+                bot, self.propensity = self._bots.draw()
+            else:
+                bot, self._skill = self._bots.draw_at(self._skill)
             if bot is None:
                 return otherwise(obs) if callable(otherwise) else otherwise
             self._player = bot.policy.player()
@@ -74,9 +87,9 @@ class ActionChooser:
                 else self._checked(fallback, action_mask),
                 By.SCRIPT,
             )
-        rng = None if deterministic else self._rng()
+        rng = None if deterministic and self._skill is None else self._rng()
         action, logp, raw = player.choose(
-            obs, action_mask=action_mask, deterministic=deterministic, rng=rng
+            obs, action_mask=action_mask, deterministic=deterministic, rng=rng, skill=self._skill
         )
         return ChosenAction(
             action, By.BOT, Extras(logp=logp, version=self._version, raw_action=raw)
@@ -154,12 +167,13 @@ class Episode:
         consent: str,
         tolerance: Tolerance,
         bots: Bots,
+        skill: BotSkill | None = None,
     ) -> None:
         self._sessions = sessions
         self._session = session
         self._use = session.n_uses
         self._tolerance = tolerance
-        self._chooser = ActionChooser(bots)
+        self._chooser = ActionChooser(bots, skill)
         self._over: str | None = None
         with session.lock:
             block = session.builder.begin(note, consent=consent)
@@ -206,7 +220,7 @@ class Episode:
             builder = session.builder
             try:
                 if chooser.model:
-                    builder.name_model(chooser.model)
+                    builder.name_model(chooser.model, chooser.propensity, chooser.noise)
                 is_full = builder.decide(
                     obs, action, action_mask=action_mask, by=by, t_ms=session.t_ms(), extras=extras
                 )
@@ -373,13 +387,15 @@ class Recorder:
         consent: str,
         tolerance: Tolerance,
         bots: Bots,
+        skill: BotSkill | None = None,
     ) -> None:
         self._sessions = sessions
         self._session = session
         self._use = session.n_uses
         self._tolerance = tolerance
         self._bots = bots
-        self._chooser = ActionChooser(bots)
+        self._skill = skill
+        self._chooser = ActionChooser(bots, skill)
         self._decided: ChosenAction | None = None
         self._note = note
         self._consent = consent
@@ -396,7 +412,7 @@ class Recorder:
             with contextlib.suppress(Closed):
                 session = self._session = self._sessions.renew(session, is_recorded=is_recorded)
                 self._use = session.n_uses
-        self._chooser = ActionChooser(self._bots)
+        self._chooser = ActionChooser(self._bots, self._skill)
         self._decided = None
         with session.lock:
             if self._is_closed or session.ended:
@@ -467,7 +483,9 @@ class Recorder:
                     code = decided.by
                     extras = decided.extras
                     if self._chooser.model:
-                        builder.name_model(self._chooser.model)
+                        builder.name_model(
+                            self._chooser.model, self._chooser.propensity, self._chooser.noise
+                        )
                 builder.act(action, code, frames, t_ms, extras)
                 builder.add_reward(reward)
                 if terminated or truncated:

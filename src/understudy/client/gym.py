@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
 from understudy.client.connect import Game, connect
-from understudy.client.episode import Decider
+from understudy.client.episode import Decider, Recorder
 from understudy.core.errors import ConfigError
 from understudy.experience.game import spec_from_gymnasium
 
@@ -28,11 +28,17 @@ def record(
     *,
     player: str | None = None,
     by: Decider = "unknown",
+    skill: str | None = None,
+    temperature: float | None = None,
     **settings: Any,
 ) -> "RecordedEnv":
-    """Return a recorded env; `game` is a connected Game, or a name to `connect` with `settings`."""
+    """Return a recorded env; `game` is a connected Game, or a name to `connect` with `settings`.
+
+    `skill` and `temperature` are those of the bot in `env.act`, as in `Game.episode`.
+    """
     connected, is_own = _game(env, game, settings)
-    return RecordedEnv(env, connected, player=player, by=by, is_own=is_own)
+    recorder = connected.recorder(player=player, skill=skill, temperature=temperature)
+    return RecordedEnv(env, connected, recorder, by=by, is_own=is_own)
 
 
 def record_vector(
@@ -69,8 +75,8 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self,
         env: gymnasium.Env[Any, Any],
         game: Game,
+        recorder: Recorder,
         *,
-        player: str | None,
         by: Decider,
         is_own: bool,
     ) -> None:
@@ -78,7 +84,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.game = game
         self._by = by
         self._is_own = is_own
-        self._recorder = game.recorder(player=player)
+        self._recorder = recorder
         self._has_action_mask = game.spec.has_action_mask
         self._action_mask: Any = None
 

@@ -31,9 +31,9 @@ TIMEOUT_S = 10.0
 """The timeout for connecting, and then for each read of a response."""
 _MAX_RESPONSE_BYTES = 1024 * 1024
 _TOO_LARGE = 413
-_TEXTS = ("champion", "champion_release", "canary", "canary_release")
+_TEXTS = ("champion", "champion_release", "canary", "canary_release", "noise")
 _LOADING = threading.RLock()
-"""Held while urllib3 is imported: if two threads import it at once, one may see half of it. A fork
+"""Held during imports: if two threads import urllib3 at once, one may see half of it. A fork
 waits for it, because the child could never finish an import that another thread has begun."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
@@ -115,9 +115,11 @@ class HttpLink:
         except (KeyError, TypeError, ValueError):
             raise _unexpected(f"an ack of {_printable(acks, 60)}") from None
 
-    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
+    def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> LiveModels | None:
         """Return live models newer than `after`, by long poll; None if there are none in time."""
         path = f"{self._path}/bot?after={after}&wait_s={wait_s:g}"
+        if schema is not None:
+            path += f"&schema={schema}"
         status, body = self._polling.request("GET", path, wait_s=wait_s)
         if status == 204:
             return None
@@ -234,11 +236,12 @@ class _Connection:
             connection = None
         if connection is None:
             with _LOADING:
+                import encodings.idna  # noqa: F401, otherwise imported by the first connection
+                import ssl
+
                 from urllib3.connection import HTTPConnection, HTTPSConnection
 
             if self._is_tls:
-                import ssl
-
                 connection = HTTPSConnection(
                     self._host, self._port, ssl_context=ssl.create_default_context()
                 )

@@ -89,7 +89,7 @@ class LocalLink:
             for result in checked
         ]
 
-    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
+    def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> LiveModels | None:
         """Return live models newer than `after`, by polling; None if there are none in time."""
         from understudy.models.catalogue import live_models
 
@@ -97,9 +97,7 @@ class LocalLink:
             registry = self._models()
             catalogue = None if registry is None else registry.catalogue(self._intake.game)
             if catalogue is not None and catalogue.number > after:
-                champion, canary = (
-                    catalogue.aliases.get(alias) for alias in ("champion", "canary")
-                )
+                champion, canary = catalogue.pointers(schema)
                 return live_models(catalogue, champion, canary, trust=self._trust)
             if wait_s <= 0 or self._closing.is_set():
                 return None

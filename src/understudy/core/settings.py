@@ -135,6 +135,7 @@ def resolve(
 ) -> Resolved[T]:
     """Read settings from flags, environment, file and defaults; a flag of None counts as absent.
 
+    A ClassVar `REMOVED` of `kind` maps names of earlier versions to what replaced them.
     `instead` gets the name and value of a setting and returns the value to check. `saved` is called
     before a default is used, with the name and all values so far; it returns a value and its
     origin, or None.
@@ -142,8 +143,9 @@ def resolve(
     environ = os.environ if environ is None else environ
     fields = list(leaves(kind))
     tree = read_toml(file) if file else {}
-    check_names(tree, fields, where=str(file))
-    _check_variables(environ, fields)
+    removed: Mapping[str, str] = getattr(kind, "REMOVED", {})
+    check_names(tree, fields, where=str(file), removed=removed)
+    _check_variables(environ, fields, removed)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for leaf in fields:
@@ -182,7 +184,7 @@ def find_value(
 def from_tree(kind: type[T], tree: Mapping[str, Any], *, where: str) -> T:
     """Validate the settings of a JSON or TOML file; missing settings have their default."""
     fields = list(leaves(kind))
-    check_names(tree, fields, where=where)
+    check_names(tree, fields, where=where, removed=getattr(kind, "REMOVED", {}))
     values = {}
     for leaf in fields:
         value = _at(tree, leaf.name)
@@ -252,7 +254,13 @@ def _build(kind: type[T], values: Mapping[str, Any], above: str = "") -> T:
 # --- Checks ---------------------------------------------------------------------------------------
 
 
-def check_names(tree: Mapping[str, Any], fields: Sequence[Leaf], *, where: str) -> None:
+def check_names(
+    tree: Mapping[str, Any],
+    fields: Sequence[Leaf],
+    *,
+    where: str,
+    removed: Mapping[str, str] | None = None,
+) -> None:
     """Raise ConfigError for a name that does not exist, so that typos are noticed."""
     names = [leaf.name for leaf in fields]
 
@@ -269,19 +277,26 @@ def check_names(tree: Mapping[str, Any], fields: Sequence[Leaf], *, where: str) 
                 yield name
 
     for name in inside(tree, ""):
+        if name in (removed or {}):
+            raise ConfigError(f"{where} sets {name}, which was removed; {(removed or {})[name]}")
         if name not in names:
             raise ConfigError(
                 f"{where} sets {name}, but there is no such setting; {nearest(name, names)}"
             )
 
 
-def _check_variables(environ: Mapping[str, str], fields: Sequence[Leaf]) -> None:
+def _check_variables(
+    environ: Mapping[str, str], fields: Sequence[Leaf], removed: Mapping[str, str]
+) -> None:
     """Reject unknown variables of a settings table; others may be for games (UNDERSTUDY_URL)."""
     names = [leaf.variable for leaf in fields]
     tables = tuple(
         {f"{leaf.prefix}{leaf.name.split('.')[0].upper()}_" for leaf in fields if "." in leaf.name}
     )
+    instead = {fields[0].prefix + old.replace(".", "_").upper(): old for old in removed}
     for name in environ:
+        if old := instead.get(name.removesuffix("_FILE")):
+            raise ConfigError(f"{name} is set in the environment, but was removed; {removed[old]}")
         if name.startswith(tables) and name.removesuffix("_FILE") not in names:
             raise ConfigError(
                 f"{name} is set in the environment, but there is no such setting; "

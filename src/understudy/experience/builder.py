@@ -405,12 +405,20 @@ class ChunkBuilder:
         self._episode_row = len(self._rows)
         return block
 
-    def name_model(self, model: str) -> None:
-        """Note which model decides from now on in this episode; earlier blocks are unchanged."""
-        if self._note is not None and self._note.model != model:
-            self._note = replace(self._note, model=model)
+    def name_model(
+        self, model: str, propensity: float | None = None, noise: float | None = None
+    ) -> None:
+        """Note which model decides from now on in this episode; earlier blocks are unchanged.
+
+        `propensity`: the probability with which it was drawn, if there were several. `noise`: that
+        of the episode's skill.
+        """
+        note = self._note
+        if note is not None and (note.model != model or note.noise != noise):
+            named: dict[str, Any] = {"model": model, "propensity": propensity, "noise": noise}
+            self._note = replace(note, **named)
             if self._state == _OPEN or not self._is_first:
-                self._notes[-1] = replace(self._notes[-1], model=model)
+                self._notes[-1] = replace(self._notes[-1], **named)
 
     def decide(
         self,

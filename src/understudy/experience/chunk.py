@@ -22,6 +22,7 @@ from understudy.core.errors import InvalidName, Refused
 from understudy.core.names import GameName, game_name
 from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
 from understudy.experience.frame import MAX_COUNT, Frame, FrameKind, data_frame
+from understudy.experience.skill import DEFAULT_NOISE, MAX_TEMPERATURE, is_noise
 from understudy.experience.spaces import check_recordable
 
 CHUNK_FORMAT = "understudy-chunk/1"
@@ -95,6 +96,14 @@ class EpisodeNote:
     result: str | float | None = None
     seed: int | None = None
     model: str | None = None
+    propensity: float | None = None
+    """The probability with which `model` was drawn for this episode, if there were several."""
+    skill: str | None = None
+    """The skill at which the bot plays, `easy` or `even`; None: as released, or a temperature."""
+    noise: float | None = None
+    """The noise of that skill, once a bot has decided."""
+    temperature: float | None = None
+    """The temperature at which the game lets the bot play; None: as released, or a skill."""
     cut: bool = False
     """The end was not recorded: the last decision was dropped, and the episode stops at a
     bootstrap row."""
@@ -106,8 +115,22 @@ class EpisodeNote:
             note["opponents"] = list(self.opponents)
         return note | ({"cut": True} if self.cut else {})
 
+    @property
+    def is_released_play(self) -> bool:
+        """Whether a bot in this episode plays as released."""
+        return self.skill is None and self.noise is None and self.temperature is None
 
-_NOTE_TEXTS = ("match", "result", "seed", "model")
+
+_NOTE_TEXTS = (
+    "match",
+    "result",
+    "seed",
+    "model",
+    "propensity",
+    "skill",
+    "noise",
+    "temperature",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +252,8 @@ def _read_note(note: Any) -> EpisodeNote:
         )
     opponents = note.get("opponents", [])
     result = note.get("result")
+    propensity = note.get("propensity")
+    temperature = note.get("temperature")
     is_text = isinstance(result, str) and len(result) <= 64
     checks = (
         all(type(note[name]) is int and 0 <= note[name] < 1 << 32 for name in ("row", "seat")),
@@ -241,6 +266,11 @@ def _read_note(note: Any) -> EpisodeNote:
         and all(isinstance(opponent, str) and len(opponent) <= 128 for opponent in opponents),
         result is None or is_text or (type(result) in (int, float) and abs(result) < 1e300),
         note.get("seed") is None or (type(note["seed"]) is int and 0 <= note["seed"] < 1 << 64),
+        propensity is None or (type(propensity) in (int, float) and 0 < propensity <= 1),
+        note.get("skill") in (None, *DEFAULT_NOISE),
+        note.get("noise") is None or is_noise(note["noise"]),
+        temperature is None
+        or (type(temperature) in (int, float) and 0 < temperature <= MAX_TEMPERATURE),
         type(note.get("cut", False)) is bool,
     )
     if not all(checks):

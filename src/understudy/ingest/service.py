@@ -502,6 +502,16 @@ class IngestService:
                     return False
         return True
 
+    @property
+    def ended(self) -> Container[str]:
+        """The partitions that have ended and are stored."""
+        return self._ended
+
+    def is_up_to_date(self, at_s: float) -> None:
+        """Note that the stream had nothing new at this monotonic time, as far as `step` read it."""
+        self._listed_s = at_s
+        self._stored_to_s = dict.fromkeys(self._stored_to_s, at_s)
+
     def positions(self) -> dict[str, Position | None]:
         """The stored position of each partition that this owner holds."""
         return {name: claim.position for name, claim in self._claims.items()}

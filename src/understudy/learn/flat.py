@@ -61,12 +61,21 @@ def decide(
     return networks.sample(head, outputs, noise, explore=explore, action_mask=action_mask)
 
 
-def observe(spec: NetworkSpec, flat: Any, obs: Mapping[str, Any]) -> Any:
-    """The weights after these observations have updated the ObservationNorms, if any."""
+def observe(
+    spec: NetworkSpec,
+    flat: Any,
+    obs: Mapping[str, Any],
+    *,
+    limits: Mapping[str, Any] | None = None,
+) -> Any:
+    """The weights after these observations have updated the ObservationNorms, if any.
+
+    `limits`: as in `networks.observe`.
+    """
     layers = [layer for column in spec.inputs.values() for layer in column.layers]
     if not any(isinstance(layer, ObservationNorm) for layer in layers):
         return flat
-    return pack(spec, networks.observe(spec, unpack(spec, flat), obs))
+    return pack(spec, networks.observe(spec, unpack(spec, flat), obs, limits=limits))
 
 
 def kernel_mask(spec: NetworkSpec) -> Array:

@@ -233,8 +233,18 @@ def _dueling(layer: Dueling, own: Mapping[str, jax.Array], x: jax.Array) -> jax.
     return stream("value") + advantage - advantage.mean(-1, keepdims=True)
 
 
-def observe(spec: NetworkSpec, weights: Weights, obs: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """The weights after these observations have updated the ObservationNorms, if any."""
+def observe(
+    spec: NetworkSpec,
+    weights: Weights,
+    obs: Mapping[str, Any],
+    *,
+    limits: Mapping[str, Any] | None = None,
+) -> dict[str, jax.Array]:
+    """The weights after these observations have updated the ObservationNorms, if any.
+
+    `limits`: the lowest and highest value by column, as in `Batch.obs_limits`; values outside of
+    them are left out.
+    """
     updated = dict(weights)
     for name, column in spec.inputs.items():
         for index, layer in enumerate(column.layers):
@@ -248,6 +258,12 @@ def observe(spec: NetworkSpec, weights: Weights, obs: Mapping[str, Any]) -> dict
                 more = len(x)
                 own_mean = x.mean(0)
                 own_var = x.var(0)
+                if index == 0 and limits is not None and name in limits:
+                    low, high = limits[name]
+                    is_within = (x >= low) & (x <= high)
+                    has_any = is_within.any(0)
+                    own_mean = jnp.where(has_any, x.mean(0, where=is_within), mean)
+                    own_var = jnp.where(has_any, x.var(0, where=is_within), var)
                 total = count + more
                 delta = own_mean - mean
                 spread = (

@@ -21,6 +21,7 @@ from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
 from understudy.experience.chunk import Chunk, ChunkId
 from understudy.experience.game import GameSpec
+from understudy.learn.outliers import Limits, believable, obs_limits, reward_size
 from understudy.learn.ring import Edit, Placed, ReadChunks, Ring
 from understudy.learn.rows import (
     ACTION,
@@ -37,6 +38,12 @@ from understudy.learn.rows import (
 )
 
 Rows = NDArray[np.int64]
+
+_MOST_COMPARED = 1_024
+"""Rows of a player that tell the range of its observations."""
+_LEAST_COMPARED = 32
+_ALL_COMPARED = 65_536
+"""Rows of all players together, of games with many."""
 
 
 class Roster:
@@ -210,9 +217,42 @@ class HostReplay:
         """(session, chunk_no) of the chunks in the ring, oldest first."""
         return list(self._ring.spans)
 
+    def steps_of_chunks(self) -> dict[ChunkId, int]:
+        """The sampleable steps of each chunk in the ring, oldest first."""
+        may_sample = np.zeros(self.capacity, np.int64)
+        masses = self._masses
+        may_sample[masses.rows if isinstance(masses, Roster) else masses.leaves > 0] = 1
+        return {
+            key: int(may_sample[span.start : span.start + span.n_rows].sum())
+            for key, span in self._ring.spans.items()
+        }
+
     def chunks_of(self, rows: NDArray[np.int64]) -> list[ChunkId]:
         """The chunks that the transitions at these rows come from, each once."""
         return self._ring.chunks_of(rows)
+
+    def limits(self, players: Mapping[uuid.UUID, bytes]) -> Limits:
+        """The limits of rewards and observations, by the players of these sessions."""
+        spans: dict[bytes, list[NDArray[np.int64]]] = {}
+        for (session, _), span in self._ring.spans.items():
+            rows = np.arange(span.start, span.start + span.n_rows)
+            spans.setdefault(players.get(session, session.bytes), []).append(rows)
+        rows_of = [np.concatenate(own) for own in spans.values()]
+        few = max(_LEAST_COMPARED, min(_MOST_COMPARED, _ALL_COMPARED // max(1, len(rows_of))))
+        compared = [
+            rows[np.linspace(0, len(rows) - 1, min(few, len(rows))).astype(np.int64)]
+            for rows in rows_of
+        ]
+        return Limits(
+            believable([reward_size(self._facts[rows, RETURN]) for rows in rows_of]),
+            {
+                name: obs_limits([self._columns[name][rows] for rows in compared])
+                for name in self.layout.obs
+                if self._columns[name].dtype.kind in "fiu"
+                and self._columns[name].dtype != np.uint8
+                and rows_of
+            },
+        )
 
     def draw(
         self, k: int, *, rng: np.random.Generator, beta: float = 0.4, batch: int | None = None
@@ -447,6 +487,10 @@ class ReplaySource:
     updates: int
     batch: int
     root_seed: int
+    limits: Limits | None = None
+    """What the steps of most players allow to believe; None for play of the run's own actors."""
+    measured_steps: int = 0
+    """Steps that had been inserted when the limits were measured."""
     _drawn: Drawn | None = None
 
     def insert(self, chunk: Chunk) -> int:
@@ -484,7 +528,15 @@ class ReplaySource:
         self._drawn = self.replay.draw(self.updates, rng=rng, beta=importance_exponent)
         if self.limiter is not None:
             self.limiter.sampled(self.rows_per_call)
-        return self._drawn.batches
+        batches = self._drawn.batches
+        return batches if self.limits is None else self.limits.apply(batches)
+
+    def measure(self, players: Mapping[uuid.UUID, bytes]) -> None:
+        """Find the limits, by the players of sessions; again whenever the steps have doubled."""
+        n_steps = self.replay.n_steps_inserted
+        if self.limits is None or n_steps >= 2 * self.measured_steps:
+            self.limits = self.replay.limits(players)
+            self.measured_steps = n_steps
 
     def feedback(self, feedback: Feedback) -> Sequence[ChunkId]:
         """Set the priorities of the last draw; evicts and returns chunks that made updates fail."""
@@ -507,9 +559,13 @@ class ReplaySource:
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         arrays, facts = self.replay.state()
+        limits = self.limits
+        if limits is not None:
+            arrays |= {f"limits.{name}": ends for name, ends in limits.obs.items()}
         return arrays, {
             "replay": facts,
             "limiter": None if self.limiter is None else self.limiter.state(),
+            "limits": None if limits is None else [limits.reward, self.measured_steps],
         }
 
     def restore(
@@ -519,3 +575,11 @@ class ReplaySource:
         self.replay.restore(arrays, facts["replay"], read)
         if self.limiter is not None:
             self.limiter.restore(facts["limiter"])
+        if facts.get("limits") is not None:  # an earlier version had none
+            reward, self.measured_steps = facts["limits"]
+            ends = {
+                name.removeprefix("limits."): array
+                for name, array in arrays.items()
+                if name.startswith("limits.")
+            }
+            self.limits = Limits(reward, ends)

@@ -5,21 +5,41 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from understudy.core.errors import Refused
+from understudy.experience.skill import checked_noise
 from understudy.models.manifest import Manifest, manifest_from_json, model_name
 from understudy.ports import LiveModels
 
 ALIASES = ("champion", "canary")
 MAX_WHY = 300
+CANARY_SHARE = 0.2
+"""The share of a canary whose entry states none: it was set by hand, or by an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """The model that an alias points to, and the entry that set it; model 0: none."""
+    """The model that an alias of a schema points to, and the entry that set it; model 0: none."""
 
     model_no: int
     number: int
     at_s: float
+    """When it was set; for a canary when its trial started, also if its share has changed since."""
     why: str
+    signed: bytes = b""
+    """The signed entry as it was read, for clients to verify."""
+    schema: str = ""
+    share: float = 0.0
+    """The share of episodes that a canary plays."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkillNoise:
+    """The noise of each skill below `hard` of a schema's bots, and the entry that set it."""
+
+    noise: Mapping[str, float]
+    model_no: int
+    """The champion whose play it was calibrated on."""
+    episodes: int
+    """The episodes of that model at any noise, so far."""
     signed: bytes = b""
     """The signed entry as it was read, for clients to verify."""
 
@@ -27,6 +47,10 @@ class Alias:
 @dataclass(slots=True)
 class Catalogue:
     """The state of one game's journal up to `number`; invalid entries are skipped and counted.
+
+    Every schema of the game has its own champion and canary, so that the clients of each version of
+    the game keep their bot. Without a schema, `pointer` and `model_of` use the newest schema that
+    has a model under the alias: the one whose first champion is the newest.
 
     An entry that cannot be read may have started an epoch or released a model. So epochs and model
     numbers are part of the entries instead of being counted, and those that such an entry may have
@@ -44,11 +68,20 @@ class Catalogue:
     last_model_no: int = 0
     """The highest model number that may have been used."""
     models: dict[int, Manifest] = field(default_factory=dict)
-    aliases: dict[str, Alias] = field(default_factory=dict)
+    aliases: dict[tuple[str, str], Alias] = field(default_factory=dict)
+    """By schema and alias."""
     history: list[Alias] = field(default_factory=list)
-    """Every champion so far, oldest first."""
+    """Every champion of every schema so far, oldest first."""
+    trials: dict[str, int] = field(default_factory=dict)
+    """The number of canaries so far, by schema."""
+    discarded: set[int] = field(default_factory=set)
+    """Models that an operator rolled back or withdrew, and that no alias has pointed to since."""
+    verdicts: dict[int, str] = field(default_factory=dict)
+    """What became of each model that was judged, with the reason."""
     signed: dict[str, bytes] = field(default_factory=dict)
     """Signed releases as they were read, by model name, for clients to verify."""
+    noise: dict[str, SkillNoise] = field(default_factory=dict)
+    """By schema."""
     bad_entries: int = 0
     last_bad_entry: str = ""
 
@@ -59,7 +92,11 @@ class Catalogue:
             models=dict(self.models),
             aliases=dict(self.aliases),
             history=list(self.history),
+            trials=dict(self.trials),
+            discarded=set(self.discarded),
+            verdicts=dict(self.verdicts),
             signed=dict(self.signed),
+            noise=dict(self.noise),
         )
 
     @property
@@ -70,16 +107,52 @@ class Catalogue:
     def next_model_no(self) -> int:
         return self.last_model_no + self.unread + 1
 
-    def model_of(self, alias: str) -> int:
+    def pointer(self, alias: str, schema: str | None = None) -> Alias | None:
+        """The newest entry of an alias, of one schema or of the newest one that has a model."""
+        if schema is not None:
+            return self.aliases.get((schema, alias))
+        pointers = [pointer for (_, name), pointer in self.aliases.items() if name == alias]
+        return max(pointers, key=self._age_key, default=None)
+
+    def _age_key(self, pointer: Alias) -> tuple[bool, int]:
+        """Sorts pointers to a model last, those of the newest schema at the end."""
+        numbers = (old.number for old in self.history if old.schema == pointer.schema)
+        return pointer.model_no > 0, next(numbers, 0)
+
+    def model_of(self, alias: str, schema: str | None = None) -> int:
         """The model number of an alias; 0 when it has none."""
-        pointer = self.aliases.get(alias)
+        pointer = self.pointer(alias, schema)
         return pointer.model_no if pointer else 0
 
-    def previous_champion(self) -> int:
-        """The champion before the current one; 0 when there was none."""
-        now = self.model_of("champion")
+    def pointers(self, schema: str | None = None) -> tuple[Alias | None, Alias | None]:
+        """Champion and canary of a schema; by default of the newest one that has a champion."""
+        champion = self.pointer("champion", schema)
+        if schema is None and champion is not None:
+            schema = champion.schema
+        return champion, self.pointer("canary", schema)
+
+    def live(self, alias: str) -> list[Alias]:
+        """The pointers of all schemas that have a model under this alias, newest schema first."""
+        pointers = [
+            pointer
+            for (_, name), pointer in self.aliases.items()
+            if name == alias and pointer.model_no
+        ]
+        return sorted(pointers, key=self._age_key, reverse=True)
+
+    def previous_champion(self, schema: str) -> int:
+        """The champion of a schema before the current one, not a discarded one; 0 if none is left.
+
+        A champion that was rolled back does not return by another rollback.
+        """
+        unwanted = {0, self.model_of("champion", schema), *self.discarded}
         return next(
-            (old.model_no for old in reversed(self.history) if old.model_no not in (0, now)), 0
+            (
+                old.model_no
+                for old in reversed(self.history)
+                if old.schema == schema and old.model_no not in unwanted
+            ),
+            0,
         )
 
     def apply(self, entry: Mapping[str, Any], raw: bytes, *, lost: int) -> None:
@@ -94,6 +167,10 @@ class Catalogue:
                 last_epoch = max(last_epoch, self.epoch)
             case "point":
                 self._point(entry, raw)
+            case "noise":
+                self._set_noise(entry, raw)
+            case "reject":
+                self._reject(entry)
             case "restart":
                 # An operator accepted that entries are gone, all with lower numbers than this one.
                 # Neither an epoch nor a model number is ever above the number of its entry.
@@ -147,23 +224,78 @@ class Catalogue:
                 f"alias {alias!r} cannot point to model {model_no!r}; expected one of {ALIASES} "
                 "and a released model, or 0 for none",
             )
-        why = str(entry.get("why", ""))[:MAX_WHY]
-        pointer = Alias(model_no, entry["number"], float(entry["at_s"]), why, raw)
-        self.aliases[alias] = pointer
+        share = entry.get("share", CANARY_SHARE)
+        if type(share) not in (int, float) or not 0 < share <= 1:
+            raise Refused("bad_entry", f"share is {share!r}; expected a number above 0, at most 1")
+        schema = self.models[model_no].schema if model_no else entry.get("schema")
+        if not isinstance(schema, str | None):
+            raise Refused("bad_entry", f"schema is {str(schema)[:80]!r}; expected a text")
+        if schema is None:  # an entry of an earlier version, which had one alias for all schemas
+            last = max(
+                (pointer for (_, name), pointer in self.aliases.items() if name == alias),
+                key=lambda pointer: pointer.number,
+                default=None,
+            )
+            schema = last.schema if last else ""
+        before = self.aliases.get((schema, alias))
+        is_canary = alias == "canary" and model_no > 0
+        continues = is_canary and before is not None and before.model_no == model_no
+        pointer = Alias(
+            model_no,
+            entry["number"],
+            before.at_s if before is not None and continues else float(entry["at_s"]),
+            str(entry.get("why", ""))[:MAX_WHY],
+            raw,
+            schema=schema,
+            share=float(share) if is_canary else 0.0,
+        )
+        self.aliases[schema, alias] = pointer
+        self.discarded.discard(model_no)
+        if entry.get("discards") and before is not None and before.model_no not in (0, model_no):
+            self.discarded.add(before.model_no)
+        if alias == "champion" and model_no:
+            self.verdicts[model_no] = f"promoted: {pointer.why}"
+            if before is not None and before.model_no not in (0, model_no):
+                replaced = f"; replaced by {model_name(self.game, model_no)}"
+                self.verdicts[before.model_no] += replaced
+        elif is_canary and not continues:
+            self.verdicts[model_no] = f"on trial: {pointer.why}"
+        undecided = before.model_no if before is not None and alias == "canary" else 0
+        if undecided not in (0, model_no, self.model_of("champion", schema)):
+            self.verdicts[undecided] = (
+                f"undecided when {model_name(self.game, model_no)} took its place"
+                if model_no
+                else pointer.why
+            )
+        if is_canary and not continues:
+            self.trials[schema] = self.trials.get(schema, 0) + 1
         if alias == "champion":
             self.history.append(pointer)
 
+    def _set_noise(self, entry: Mapping[str, Any], raw: bytes) -> None:
+        model_no = entry.get("model_no")
+        episodes = entry.get("episodes")
+        if type(model_no) is not int or model_no not in self.models or type(episodes) is not int:
+            raise Refused(
+                "bad_entry",
+                f"the noise of the skills is that of model {str(model_no)[:20]!r} after "
+                f"{str(episodes)[:20]!r} episodes; expected a released model and a whole number",
+            )
+        self.noise[self.models[model_no].schema] = SkillNoise(
+            checked_noise(entry.get("noise")), model_no, episodes, raw
+        )
 
-CANARY_SHARE = 0.2
+    def _reject(self, entry: Mapping[str, Any]) -> None:
+        model_no = entry.get("model_no")
+        if model_no not in self.models:
+            raise Refused(
+                "bad_entry", f"model {model_no!r} was rejected; expected a released model"
+            )
+        self.verdicts[model_no] = f"reject: {str(entry.get('why', ''))[:MAX_WHY]}"
 
 
 def live_models(
-    now: Catalogue,
-    champion: Alias | None,
-    canary: Alias | None,
-    *,
-    trust: Sequence[str],
-    canary_share: float = CANARY_SHARE,
+    now: Catalogue, champion: Alias | None, canary: Alias | None, *, trust: Sequence[str]
 ) -> LiveModels:
     """Champion and canary with their signed entries, which each client verifies."""
 
@@ -174,6 +306,7 @@ def live_models(
             else None
         )
 
+    noise = now.noise.get(champion.schema) if champion else None
     return LiveModels(
         number=now.number,
         trust=tuple(trust),
@@ -181,5 +314,6 @@ def live_models(
         champion_release=release(champion),
         canary=canary.signed.decode() if canary else None,
         canary_release=release(canary),
-        canary_share=canary_share if canary and canary.model_no else 0.0,
+        canary_share=canary.share if canary else 0.0,
+        noise=noise.signed.decode() if noise else None,
     )

@@ -1,12 +1,12 @@
 """The gate: decides with pure functions whether players may get a model.
 
     checks ─► reject, or the first bot ─► promote
-    episodes of candidate and champion ─► differences by player and time ─► promote, wait or reject
+    episodes, each drawn for candidate or champion ─► bets on their returns ─► promote, wait, reject
 
 `compare` promotes what is better with the stated confidence, and rejects what is worse, or is still
-undecided at the end. It may be called after every episode: the test is a bet on each difference,
-and the probability that the capital of a bet on a copy of the champion ever reaches 1 / `error` is
-at most `error` (decision 18). A decision depends only on the episodes, not on when it is computed.
+undecided at the end. It may be called after every episode: the test is a bet on each return, and
+the probability that the capital of a bet on a copy of the champion ever reaches 1 / `error` is at
+most `error` (decision 18). A decision depends only on the episodes, not on when it is computed.
 """
 
 import bisect
@@ -22,17 +22,26 @@ from understudy.core.errors import ConfigError
 
 Decision = Literal["promote", "wait", "reject"]
 
-_BLOCKS = (2, 4, 8)
-"""Episodes of a player's first, second and every later block. Only the number of episodes ends a
-block, not what was played in it: so a trend in the returns favours neither bot."""
 _BETS = np.array([0.25, 0.5, 1.0, 2.0, 4.0])
 """Shares of the capital that are bet on a difference of the whole range; the capital is divided
 among them, since the best one depends on the unknown difference."""
-_MAX_BET = 0.9
+_MAX_LOSS = 0.9
+"""The largest share of the capital that one episode can lose."""
+_MEMORY_EPISODES = 16
+"""Episodes of a player over which the expected return is averaged, so that it follows a trend."""
 _MIN_EARLIER = 20
 """Earlier episodes that are enough to tell the range of returns."""
+_TAIL = 0.05
+"""The share of a player's highest returns, and of the lowest, that does not widen the range."""
+_FAR = 1_000.0
+"""Returns this many times as large as those of the median player are not believed."""
+_MIN_PLAYERS_TO_DIFFER = 3
 _MIN_PLAYERS_FOR_DEFENCE = 10
 """The number of players from which on a tenth of them may lie."""
+_EPISODES_PER_DOUBLING = 10
+"""Episodes of canary and champion together after which the canary's share doubles."""
+_SPENDING_SUM = 2.11
+"""Above the sum of 1 / (n log(n)^2) over all n from 2, which is 2.1097."""
 _ERROR_WITH_LIARS = 0.05
 """Highest probability of a wrong proof if a tenth of the players lie together, in the worst way."""
 
@@ -47,6 +56,8 @@ class Played(NamedTuple):
     player: str = ""
     row: int = 0
     """Its place in that chunk."""
+    propensity: float | None = None
+    """The probability with which its bot was drawn; None if it was not drawn at random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +71,20 @@ class ModelCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How long a candidate is compared with the champion, and with what certainty."""
+    """How often and how long a candidate plays as canary, and with what certainty it is judged."""
 
-    min_episodes: int = 30
+    min_episodes: int = 10
     """Episodes that candidate and champion must each have before a decision."""
     max_episodes: int = 1_000
     """After this many episodes of its own, an undecided candidate is rejected."""
-    error: float = 0.01
+    error: float = 0.005
     """Highest probability that a candidate which is not better is promoted."""
+    life_error: float = 0.05
+    """The same for all candidates of a schema together, however many there will be."""
+    first_share: float = 0.05
+    """The share of episodes that a canary plays at first."""
+    max_share: float = 0.5
+    """The share doubles up to this one while the canary is not proven worse."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_episodes <= self.max_episodes:
@@ -77,6 +94,28 @@ class Bounds:
             )
         if not 0 < self.error < 0.5:
             raise ConfigError(f"error is {self.error}; use a number above 0 and below 0.5")
+        if not 0 < self.life_error < 0.5:
+            raise ConfigError(
+                f"life_error is {self.life_error}; use a number above 0 and below 0.5"
+            )
+        if not 0 < self.first_share <= self.max_share <= 0.5:
+            raise ConfigError(
+                f"first_share is {self.first_share} and max_share {self.max_share}; use shares "
+                "above 0 and at most 0.5, with first_share not above max_share"
+            )
+
+    def error_of(self, trial_no: int) -> float:
+        """The error of a schema's candidate by its number, from 1; all sum up to `life_error`.
+
+        It falls little faster than 1 / `trial_no`, so that later candidates keep a chance.
+        """
+        rank = trial_no + 1
+        return min(self.error, self.life_error / (_SPENDING_SUM * rank * math.log(rank) ** 2))
+
+    def share_after(self, n_episodes: int) -> float:
+        """The share of a canary after this many episodes of canary and champion."""
+        doublings = min(n_episodes // _EPISODES_PER_DOUBLING, 1_000)  # a larger one overflows
+        return min(self.max_share, self.first_share * 2.0**doublings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +124,32 @@ class GateDecision:
 
     decision: Decision
     why: str
+    evidence: float = 0.0
+    """How far a candidate that waits has come on the way to a proof that it is better, up to 1."""
 
 
-def decide_by_checks(checks: Sequence[ModelCheck], *, has_champion: bool) -> GateDecision:
-    """Reject what fails a check and promote a first bot; any other candidate waits for play."""
+def decide_by_checks(
+    checks: Sequence[ModelCheck], *, has_champion: bool, people: ModelCheck | None = None
+) -> GateDecision:
+    """Reject what fails a check and promote a first bot; any other candidate waits for play.
+
+    `people`: the comparison of a first bot with held-out steps of people, if there were any.
+    """
     for check in checks:
         if not check.passed:
             return GateDecision("reject", f"{check.name}: {check.detail}")
-    if not has_champion:
-        return GateDecision("promote", "the first bot, which passed every check")
+    if not has_champion and people is None:
+        return GateDecision(
+            "promote",
+            "the first bot of its schema, which passed every check: no champion to compare with; "
+            "not compared with people or random play",
+        )
+    if not has_champion and people is not None:
+        return GateDecision(
+            "promote" if people.passed else "reject",
+            ("the first bot of its schema: " if people.passed else "not better than a constant: ")
+            + f"{people.detail}; returns were not compared",
+        )
     return GateDecision(
         "wait", f"passed {len(checks)} checks; as canary it plays a share of the episodes"
     )
@@ -108,26 +164,42 @@ def compare(
     bounds: Bounds,
     *,
     earlier: Sequence[Played] = (),
+    trial_no: int = 1,
 ) -> GateDecision:
     """Return the first decision that the episodes support, checked after each; wait if none.
 
+    Episodes are compared in the order in which they started, so each that started before one of
+    these must have ended: otherwise the bot that wins quickly would seem better.
+
+    Only episodes whose bot was drawn at random are compared: a client that does not know of the
+    candidate yet plays the champion in any case, at times of its own.
+
     `earlier`: episodes of people and of the champion from before the trial. Returns are clipped to
     their range; if they are too few, the first episodes tell the range and are not compared.
+    `trial_no`: the candidate's number among those of its schema, on which its error depends.
     """
+    candidate = [episode for episode in candidate if _may_compare(episode.propensity, bounds)]
+    champion = [
+        episode
+        for episode in champion
+        if episode.propensity is not None and _may_compare(1 - episode.propensity, bounds)
+    ]
     episodes = [*candidate, *champion]
     returns = np.array([episode.return_ for episode in episodes])
     if not np.isfinite(returns).all():
         return GateDecision("reject", "a return of the candidate or the champion is not finite")
-    order = np.lexsort(
-        ([episode.row for episode in episodes], [episode.arrival_no for episode in episodes])
-    )
+    # By their start: quick wins end before slow losses. The last key is the first one to sort by.
+    keys = [(each.row, each.arrival_no, each.player, each.started_s) for each in episodes]
+    order = np.lexsort([np.array(key) for key in zip(*keys, strict=True)] or [returns])
     n_candidate = np.cumsum(order < len(candidate))
     is_over = len(candidate) >= bounds.max_episodes
     # What becomes known after the last episode that counts changes nothing.
     order = order[: int(np.searchsorted(n_candidate, bounds.max_episodes)) + 1]
+    tail = _TAIL
     if len(earlier) < _MIN_EARLIER:
-        earlier = [episodes[at] for at in order[:_MIN_EARLIER]]
+        earlier = [episodes[at]._replace(player="") for at in order[:_MIN_EARLIER]]
         order = order[_MIN_EARLIER:]
+        tail = 2 * _TAIL  # so that the most extreme of so few does not count
     is_candidate = order < len(candidate)
     n_episodes = np.minimum(np.cumsum(is_candidate), np.cumsum(~is_candidate))
     if not len(order) or n_episodes[-1] < bounds.min_episodes:
@@ -136,16 +208,23 @@ def compare(
             f"{len(candidate)} episodes of the candidate, {len(champion)} of the champion; each "
             f"needs {bounds.min_episodes}",
         )
-    low, high = _range(earlier)
+    low, high = _range(earlier, tail)
     scaled = (np.clip(returns[order], low, high) - low) / (high - low)
+    propensity = np.array([episodes[at].propensity for at in order])
     players = np.unique([episodes[at].player for at in order], return_inverse=True)[1]
-    blocks = _blocks(scaled, is_candidate, players.reshape(-1))
-    may_decide = n_episodes[blocks.end] >= bounds.min_episodes
-    better, worse = (_Bet(blocks, sign, bounds.error) for sign in (1, -1))
+    draws = _draws(
+        scaled,
+        is_candidate,
+        np.where(is_candidate, propensity, 1 - propensity),
+        players.reshape(-1),
+    )
+    may_decide = n_episodes >= bounds.min_episodes
+    better = _Bet(draws, 1, bounds.error_of(trial_no))
+    worse = _Bet(draws, -1, bounds.error)
     proven_at = [bet.first_proof(may_decide) for bet in (better, worse)]
     at = min(proven_at)
-    n_compared = int(blocks.end[at]) + 1 if at < len(blocks.end) else len(order)
-    if at < len(blocks.end):
+    n_compared = min(at + 1, len(order))
+    if at < len(order):
         is_better = proven_at[0] == at
         decision: Decision = "promote" if is_better else "reject"
         outcome = "better" if is_better else "worse"
@@ -157,22 +236,25 @@ def compare(
             "wait",
             f"{len(candidate)} episodes of the candidate, {len(champion)} of the champion; neither "
             "is proven better",
+            better.evidence(),
         )
     is_candidate = is_candidate[:n_compared]
-    compared = returns[order[:n_compared]]
+    compared = np.clip(returns[order[:n_compared]], low, high)
     ends = better.interval(at)
+    error = better.error
     if outcome == "worse":
+        error = worse.error
         ends = [-end for end in reversed(worse.interval(at))]
     low_gain, gain, high_gain = ((high - low) * end for end in ends)
     why = (
         f"{outcome}: mean return {compared[is_candidate].mean():.4g} over {is_candidate.sum()} "
         f"episodes, the champion's {compared[~is_candidate].mean():.4g} over "
-        f"{(~is_candidate).sum()}; within players, of returns clipped to {low:.4g} to {high:.4g}, "
+        f"{(~is_candidate).sum()}, clipped to {low:.4g} to {high:.4g}; within players, "
         f"the difference is {gain:.3g} (from {low_gain:.3g} to {high_gain:.3g} with "
-        f"{100 - 200 * bounds.error:.4g}% confidence)"
+        f"{100 - 200 * error:.6g}% confidence, trial {trial_no})"
     )
     if any(episode.player for episode in episodes):
-        n_players = len(set(blocks.player[: at + 1]))
+        n_players = len(set(draws.player[: at + 1]))
         n_liars = _n_liars(n_players)
         why += f"; players: {n_players}, " + (
             f"of whom any {n_liars} may lie"
@@ -182,12 +264,28 @@ def compare(
     return GateDecision(decision, why)
 
 
-def _range(earlier: Sequence[Played]) -> tuple[float, float]:
-    """The players' 5 % and 95 % quantiles, without the most extreme tenth of the players."""
+def _may_compare(canary_share: float | None, bounds: Bounds) -> bool:
+    """Whether an episode's bot was drawn at random, with a share that canaries have."""
+    return (
+        canary_share is not None
+        and bounds.first_share - 1e-9 <= canary_share <= bounds.max_share + 1e-9
+    )
+
+
+def _range(earlier: Sequence[Played], tail: float) -> tuple[float, float]:
+    """Each player's range without these tails, without the most extreme tenth of the players.
+
+    Nor do players count whose returns are far beyond all known sizes: with them, all others would
+    seem alike.
+    """
     by_player: dict[str, list[float]] = {}
     for episode in earlier:
         by_player.setdefault(episode.player, []).append(episode.return_)
-    ends = np.sort([np.quantile(mine, (0.05, 0.95)) for mine in by_player.values()], axis=0)
+    ends = np.array([np.quantile(mine, (tail, 1 - tail)) for mine in by_player.values()])
+    sizes = np.abs(ends).max(axis=1)
+    if len(ends) >= _MIN_PLAYERS_TO_DIFFER and np.median(sizes) > 0:
+        ends = ends[sizes <= _FAR * np.median(sizes)]
+    ends = np.sort(ends, axis=0)
     n_liars = _n_liars(len(ends))
     low = float(ends[n_liars, 0])
     high = float(ends[-1 - n_liars, 1])
@@ -202,55 +300,49 @@ def _n_liars(n_players: int) -> int:
     return math.ceil(n_players / 10) if n_players >= _MIN_PLAYERS_FOR_DEFENCE else 0
 
 
-class _Blocks(NamedTuple):
-    """Consecutive episodes of a player with both bots, in the order in which they ended."""
+class _Draws(NamedTuple):
+    """Episodes whose bot was drawn at random, in the order in which they ended."""
 
     gain: NDArray[np.float64]
-    """Mean of the candidate minus mean of the champion, from -1 to 1."""
-    weight: NDArray[np.float64]
-    """The inverse of the gain's variance, in units of the variance of an episode."""
+    """(1 for the candidate, 0 for the champion, minus `chance`) times (return - expected return).
+    Whatever was expected, its mean is the difference of the bots times chance * (1 - chance)."""
+    is_candidate: NDArray[np.bool_]
+    chance: NDArray[np.float64]
+    """The probability with which the candidate was drawn."""
+    max_loss: NDArray[np.float64]
+    """The largest possible loss of a bet on the candidate, and of one on the champion."""
     player: NDArray[np.intp]
-    end: NDArray[np.intp]
-    """The last episode."""
 
 
-def _blocks(
-    scaled: NDArray[np.float64], is_candidate: NDArray[np.bool_], players: NDArray[np.intp]
-) -> _Blocks:
-    """The complete blocks in which both bots played."""
-    by_player = np.argsort(players, kind="stable")
-    starts = np.searchsorted(players[by_player], players)
-    place = np.empty(len(players), np.intp)
-    place[by_player] = np.arange(len(players))
-    place -= starts
-    edges = np.cumsum(_BLOCKS)
-    number = np.where(
-        place < edges[-2],
-        np.searchsorted(edges, place, side="right"),
-        len(_BLOCKS) - 1 + (place - edges[-2]) // _BLOCKS[-1],
-    )
-    block_ids, block = np.unique(players * len(players) + number, return_inverse=True)
-    sizes = np.array(_BLOCKS)[np.minimum(block_ids % len(players), len(_BLOCKS) - 1)]
-    count = np.bincount(block)
-    n_candidate = np.bincount(block, is_candidate)
-    n_champion = count - n_candidate
-    sums = [np.bincount(block, scaled * chosen) for chosen in (is_candidate, ~is_candidate)]
-    end = np.zeros(len(count), np.intp)
-    end[block] = np.arange(len(block))  # the last one stays
-    (used,) = np.nonzero((count == sizes) & (n_candidate > 0) & (n_champion > 0))
-    used = used[np.argsort(end[used])]
-    n_candidate = n_candidate[used]
-    n_champion = n_champion[used]
-    return _Blocks(
-        sums[0][used] / n_candidate - sums[1][used] / n_champion,
-        n_candidate * n_champion / (n_candidate + n_champion),
-        block_ids[used] // len(players),
-        end[used],
+def _draws(
+    scaled: NDArray[np.float64],
+    is_candidate: NDArray[np.bool_],
+    chance: NDArray[np.float64],
+    player: NDArray[np.intp],
+) -> _Draws:
+    """Compare each return, from 0 to 1, with the player's mean so far."""
+    expected = np.empty(len(scaled))
+    mean = 0.5
+    means: dict[int, tuple[float, int]] = {}  # each player's mean, and number of episodes
+    for at, (who, return_) in enumerate(zip(player.tolist(), scaled.tolist(), strict=True)):
+        mine, n = means.get(who, (mean, 0))
+        expected[at] = mine
+        means[who] = (mine + (return_ - mine) / min(n + 2, _MEMORY_EPISODES), n + 1)
+        mean += (return_ - mean) / min(at + 2, 2 * _MEMORY_EPISODES)
+    return _Draws(
+        (is_candidate - chance) * (scaled - expected),
+        is_candidate,
+        chance,
+        np.maximum(
+            (1 - chance) * np.stack([expected, 1 - expected]),
+            chance * np.stack([1 - expected, expected]),
+        ),
+        player,
     )
 
 
 class _Bet:
-    """A bet that one of the bots is better; each block's weight is fixed before its gain is seen.
+    """A bet that one of the bots is better; each stake is fixed before the return is seen.
 
     A player's weight is limited to a tenth, or to 2 / players if that is more. From ten players on,
     the tenth of them with the lowest mean so far has no weight, so that a few liars cannot prevent
@@ -258,12 +350,13 @@ class _Bet:
     evidence, whoever they are.
     """
 
-    def __init__(self, blocks: _Blocks, sign: int, error: float) -> None:
-        self._gain = sign * blocks.gain
-        self._player = blocks.player
-        self._error = error
-        self._weight = blocks.weight.copy()
-        self._is_fair = np.ones(len(self._gain), np.bool_)
+    def __init__(self, draws: _Draws, sign: int, error: float) -> None:
+        self._draws = draws
+        self._sign = sign
+        self.error = error
+        full_weight = draws.chance * (1 - draws.chance)
+        self._weight = full_weight.copy()
+        self._is_fair = np.ones(len(full_weight), np.bool_)
         """Whether no player has more than the allowed weight."""
         used: dict[int, float] = {}
         all_used = 0.0
@@ -271,10 +364,15 @@ class _Bet:
         means: dict[int, tuple[float, float]] = {}  # each player's mean gain, and its weight
         ranked: list[tuple[float, int]] = []  # the players by mean gain
         for at, (player, gain, weight) in enumerate(
-            zip(blocks.player.tolist(), self._gain.tolist(), blocks.weight.tolist(), strict=True)
+            zip(
+                draws.player.tolist(),
+                (sign * draws.gain).tolist(),
+                full_weight.tolist(),
+                strict=True,
+            )
         ):
             mean, seen = means.get(player, (0.0, 0.0))
-            means[player] = (mean + (gain - mean) * weight / (seen + weight), seen + weight)
+            means[player] = (mean + (gain - mean * weight) / (seen + weight), seen + weight)
             n_players = len(means)
             share = max(0.1, 2 / n_players)
             mine = used.get(player, 0.0)
@@ -291,42 +389,58 @@ class _Bet:
             all_used += weight
             most_used = max(most_used, used[player])
             self._is_fair[at] = share >= 1 or most_used <= share * all_used * (1 + 1e-9)
-        self._bets = np.minimum(self._weight[:, None] * _BETS, _MAX_BET)
+        self._stake = self._weight / full_weight
 
     def first_proof(self, may_decide: NDArray[np.bool_]) -> int:
-        """The first block after which the bet is won; the number of blocks without one."""
-        growth = np.log1p(self._bets * self._gain[:, None])
-        is_won = _capital(np.cumsum(growth, axis=0)) >= math.log(1 / self._error)
+        """The first episode after which the bet is won; the number of episodes without one."""
+        growth = self._growth(self._sign, 0.0)
+        player = self._draws.player
+        is_won = _capital(np.cumsum(growth, axis=0)) >= math.log(1 / self.error)
+        n_players = np.cumsum(
+            np.isin(np.arange(len(player)), np.unique(player, return_index=True)[1])
+        )
+        by_player = np.zeros((int(player.max()) + 1, len(_BETS)))
+        n_added = 0
         for at in np.nonzero(is_won & may_decide & self._is_fair)[0].tolist():
-            n_liars = _n_liars(len(set(self._player[: at + 1])))
-            by_player = np.zeros((int(self._player.max()) + 1, len(_BETS)))
-            np.add.at(by_player, self._player[: at + 1], growth[: at + 1])
+            np.add.at(by_player, player[n_added : at + 1], growth[n_added : at + 1])
+            n_added = at + 1
+            n_liars = _n_liars(int(n_players[at]))
             highest = np.sort(by_player, axis=0)[len(by_player) - n_liars :]
             honest = by_player.sum(axis=0) - np.maximum(highest, 0).sum(axis=0)
             if not n_liars or _capital(honest) >= math.log(1 / _ERROR_WITH_LIARS):
                 return int(at)
-        return len(self._gain)
+        return len(player)
+
+    def evidence(self) -> float:
+        """The capital after all episodes, on a logarithmic scale on which a proof is 1."""
+        capital = _capital(self._growth(self._sign, 0.0).sum(axis=0))
+        return float(capital / math.log(1 / self.error))
 
     def interval(self, at: int) -> list[float]:
-        """The lowest, mean and highest gain that the blocks up to one of them allow."""
-        bets = self._bets[: at + 1]
-        gain = self._gain[: at + 1]
-        weight = self._weight[: at + 1]
+        """The lowest, mean and highest gain that the episodes up to one of them allow."""
         ends = []
         for sign in (1, -1):
             low = -1.0
             high = 1.0
             for _ in range(16):
                 middle = (low + high) / 2
-                excess = (sign * gain - middle) / (1 + max(middle, 0.0))
-                growth = np.log1p(bets * excess[:, None]).sum(axis=0)
-                if _capital(growth) >= math.log(1 / self._error):
+                growth = self._growth(sign * self._sign, middle)[: at + 1].sum(axis=0)
+                if _capital(growth) >= math.log(1 / self.error):
                     low = middle
                 else:
                     high = middle
             ends.append(sign * low)
-        mean = float(weight @ gain / weight.sum()) if weight.any() else 0.0
-        return [ends[0], mean, ends[1]]
+        weight = self._weight[: at + 1]
+        gain = self._sign * self._stake[: at + 1] @ self._draws.gain[: at + 1]
+        return [ends[0], float(gain / weight.sum()) if weight.any() else 0.0, ends[1]]
+
+    def _growth(self, sign: int, difference: float) -> NDArray[np.float64]:
+        """Growth of the capitals, as logarithms, of a bet on a difference above this one."""
+        draws = self._draws
+        gain = sign * draws.gain - draws.is_candidate * (1 - draws.chance) * difference
+        max_loss = draws.max_loss[0 if sign > 0 else 1] + (1 - draws.chance) * max(difference, 0)
+        bets = np.minimum(self._stake[:, None] * _BETS, (_MAX_LOSS / max_loss)[:, None])
+        return np.asarray(np.log1p(bets * gain[:, None]))
 
 
 def _capital(growth: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,8 +1,10 @@
-"""Registry: a game's numbered models, and the aliases (champion, canary) that point to them.
+"""Registry: a game's numbered models, and each schema's aliases (champion, canary) for them.
 
     blobs/SHA256.safetensors        policies, written and read back before an entry refers to them
     registry/GAME/NNNNNNNNNN.json   the game's journal of signed entries: takeover (a learner starts
-                                    an epoch), release (a new model), point (an alias is set)
+                                    an epoch), release (a new model), point (an alias is set),
+                                    reject (a model that no alias has pointed to), noise (how random
+                                    each skill of a schema's bots plays)
     games/GAME/SCHEMA.json          game specs
     trust/KEYID.txt                 public keys of the signers
 
@@ -15,7 +17,7 @@ the new entries and finds that its epoch has ended.
 import hashlib
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from understudy.core.clock import Clock, SystemClock
@@ -30,7 +32,8 @@ from understudy.core.errors import (
 from understudy.core.names import game_name
 from understudy.core.signed import Signer, Trusted, public_key_text
 from understudy.experience.game import GameSpec, spec_from_json
-from understudy.models.catalogue import ALIASES, MAX_WHY, Catalogue
+from understudy.experience.skill import checked_noise
+from understudy.models.catalogue import ALIASES, MAX_WHY, Alias, Catalogue
 from understudy.models.manifest import (
     MAX_POLICY_BYTES,
     Lineage,
@@ -42,6 +45,9 @@ from understudy.models.manifest import (
 from understudy.models.shared import Entry, Shared
 from understudy.nn.policy import Policy
 from understudy.ports import Objects
+
+SCHEMA_CHARS = 12
+"""First characters of a schema that are shown, which tell a game's schemas apart."""
 
 
 def write_trust(objects: Objects, signer: Signer) -> None:
@@ -119,7 +125,10 @@ class Registry:
         return raw
 
     def find(self, text: str, *, game: str | None = None) -> Manifest:
-        """The manifest of GAME/NUMBER or GAME/ALIAS; with `game`, NUMBER or ALIAS is enough."""
+        """The manifest of GAME/NUMBER or GAME/ALIAS; with `game`, NUMBER or ALIAS is enough.
+
+        An alias is that of the newest schema which has one.
+        """
         owner, _, last = text.rpartition("/")
         owner = owner or game or ""
         is_number = last.isascii() and last.isdigit() and len(last) < 10 and int(last) > 0
@@ -149,8 +158,8 @@ class Registry:
     def damage(self, game: str, *, every: bool = False) -> dict[str, str]:
         """Problems of a game's journal and of the models its aliases point to; empty: none.
 
-        With `every`, all models are checked. Keys are `journal`, an alias, or the name of a model
-        without an alias.
+        With `every`, all models are checked. Keys are `journal`, an alias of the newest schema, an
+        alias and the name of an earlier schema's model, or the name of a model without an alias.
         """
         problems = dict[str, str]()
         if damage := self._shared(game).damage():
@@ -159,28 +168,32 @@ class Registry:
             now = self.catalogue(game)
         except Corrupt:
             return problems
-        names = {now.model_of(alias): alias for alias in reversed(ALIASES)}
-        for number, manifest in now.models.items():
-            if number in names or every:
-                try:
-                    open_policy(manifest, self.policy_bytes(manifest))
-                except (Corrupt, Refused, StorageFailed, OSError) as error:
-                    problems[names.get(number, manifest.name)] = (
-                        f"{error}; {self._repair_hint(now, names.get(number, ''))}"
-                    )
+        for manifest in now.models.values():
+            key = damage_key(now, manifest)
+            if key == manifest.name and not every:
+                continue
+            try:
+                open_policy(manifest, self.policy_bytes(manifest))
+            except (Corrupt, Refused, StorageFailed, OSError) as error:
+                hint = self._repair_hint(now, key.partition(" ")[0], manifest.schema)
+                problems[key] = f"{error}; {hint}"
         return problems
 
-    def _repair_hint(self, now: Catalogue, alias: str) -> str:
+    def _repair_hint(self, now: Catalogue, alias: str, schema: str) -> str:
         """The effect of a damaged model on players, and the operator's next step."""
+        newest = now.pointer(alias)
+        which = now.game
+        if newest is not None and newest.schema != schema:
+            which = f"{now.game} --schema {schema[:SCHEMA_CHARS]}"
         if alias == "canary":
             return (
                 "new players do not get it; next: restore it from a backup, or understudy models "
-                f"withdraw {now.game}"
+                f"withdraw {which}"
             )
         if alias != "champion":
             return "it is not in use; restore it from a backup if it is needed"
-        if now.previous_champion():
-            return f"players keep the last good bot; next: understudy models rollback {now.game}"
+        if now.previous_champion(schema):
+            return f"players keep the last good bot; next: understudy models rollback {which}"
         return (
             "new players get no bot; next: restore the models from a backup, or understudy models "
             "add RUN"
@@ -233,37 +246,143 @@ class Registry:
         return manifest
 
     def set_alias(
-        self, game: str, alias: str, model_no: int, *, why: str, epoch: int | None = None
+        self,
+        game: str,
+        alias: str,
+        model_no: int,
+        *,
+        why: str,
+        epoch: int | None = None,
+        share: float | None = None,
+        seen: Mapping[str, Alias] | None = None,
     ) -> None:
-        """Point an alias to a model (0: none); with `epoch`, Fenced when that epoch has ended."""
+        """Point the alias of a model's schema to it; with `epoch`, Fenced when that has ended.
+
+        `share`: the share of episodes that a canary plays from now on. The trial of a model that is
+        the canary already continues. `seen`: the aliases that the decision was about, by name; if
+        one was changed since it was read, nothing is written and Refused is raised (`superseded`).
+        """
         if alias not in ALIASES:
             raise ConfigError(f"alias {alias!r} is not known; use one of {ALIASES}")
-        if model_no:
-            self.manifest(game, model_no)
+        self.manifest(game, model_no)
+        entry: Entry = {"alias": alias, "model_no": model_no, "why": why[:MAX_WHY]}
+        if share is not None:
+            entry["share"] = share
+        self._point(game, lambda _: entry, epoch=epoch, seen=seen)
 
-        def entry(now: Catalogue) -> Entry:
+    def clear_alias(
+        self,
+        game: str,
+        alias: str,
+        *,
+        schema: str,
+        why: str,
+        epoch: int | None = None,
+        seen: Mapping[str, Alias] | None = None,
+    ) -> None:
+        """Let an alias of a schema point to no model; `epoch` and `seen` as in `set_alias`."""
+        if alias not in ALIASES:
+            raise ConfigError(f"alias {alias!r} is not known; use one of {ALIASES}")
+        entry = {"alias": alias, "model_no": 0, "schema": schema, "why": why[:MAX_WHY]}
+        self._point(game, lambda _: entry, epoch=epoch, seen=seen)
+
+    def set_noise(
+        self, game: str, model_no: int, noise: Mapping[str, float], *, episodes: int, epoch: int
+    ) -> None:
+        """Publish the noise of each skill for the bots of a model's schema."""
+        schema = self.manifest(game, model_no).schema
+        entry = {"model_no": model_no, "schema": schema, "episodes": episodes}
+
+        def checked(now: Catalogue) -> Entry:
+            _check_epoch(now, epoch)
+            return {"kind": "noise", **entry, "noise": checked_noise(dict(noise))}
+
+        self._shared(game).write(checked)
+
+    def _point(
+        self,
+        game: str,
+        entry: Callable[[Catalogue], Entry],
+        *,
+        epoch: int | None = None,
+        seen: Mapping[str, Alias] | None = None,
+    ) -> None:
+        def checked(now: Catalogue) -> Entry:
             if epoch is not None:
                 _check_epoch(now, epoch)
-            return {"kind": "point", "alias": alias, "model_no": model_no, "why": why[:MAX_WHY]}
+            for alias, pointer in (seen or {}).items():
+                if now.pointer(alias, pointer.schema) != pointer:
+                    raise Refused(
+                        "superseded",
+                        f"{model_name(game, pointer.model_no)} is not the {alias} any more; decide "
+                        "again",
+                    )
+            return {"kind": "point", **entry(now)}
+
+        self._shared(game).write(checked)
+
+    def reject(self, game: str, model_no: int, *, why: str, epoch: int) -> None:
+        """Record why a model was rejected before it played; Fenced when the epoch has ended."""
+        self.manifest(game, model_no)
+
+        def entry(now: Catalogue) -> Entry:
+            _check_epoch(now, epoch)
+            return {"kind": "reject", "model_no": model_no, "why": why[:MAX_WHY]}
 
         self._shared(game).write(entry)
 
-    def rollback(self, game: str, *, why: str) -> int:
-        """Restore the previous champion; return its number."""
-        previous = self.catalogue(game).previous_champion()
-        if not previous:
-            raise ConfigError(
-                f"{game} has no previous champion to roll back to; see 'understudy models list'"
-            )
-        self.set_alias(game, "champion", previous, why=why)
+    def rollback(self, game: str, *, why: str, schema: str | None = None) -> int:
+        """Restore the champion of a schema before the current one and return its number.
+
+        Models that were rolled back or withdrawn are not restored, unless promoted since then.
+        `schema` may be its first characters; by default it is the newest schema with a champion.
+        """
+        previous = 0
+
+        def entry(now: Catalogue) -> Entry:
+            nonlocal previous
+            owner = _schema_of(now, "champion", schema)
+            previous = now.previous_champion(owner)
+            if not previous:
+                discarded = ", ".join(
+                    model_name(game, number)
+                    for number in sorted(now.discarded)
+                    if now.models[number].schema == owner
+                )
+                hint = f" (rolled back or withdrawn before: {discarded})" if discarded else ""
+                raise ConfigError(
+                    f"{game} has no previous champion to roll back to{hint}; see 'understudy "
+                    f"models list {game}', and choose one: understudy models promote {game}/NUMBER"
+                )
+            return {
+                "alias": "champion",
+                "model_no": previous,
+                "why": why[:MAX_WHY],
+                "discards": True,
+            }
+
+        self._point(game, entry)
         return previous
 
-    def withdraw(self, game: str, *, why: str) -> int:
-        """Clear the canary; return its number."""
-        canary = self.catalogue(game).model_of("canary")
-        if not canary:
-            raise ConfigError(f"{game} has no canary to withdraw; see 'understudy models list'")
-        self.set_alias(game, "canary", 0, why=why)
+    def withdraw(self, game: str, *, why: str, schema: str | None = None) -> int:
+        """Clear the canary of a schema, as in `rollback`, and return its number."""
+        canary = 0
+
+        def entry(now: Catalogue) -> Entry:
+            nonlocal canary
+            owner = _schema_of(now, "canary", schema)
+            canary = now.model_of("canary", owner)
+            if not canary:
+                raise ConfigError(f"{game} has no canary to withdraw; see 'understudy models list'")
+            return {
+                "alias": "canary",
+                "model_no": 0,
+                "schema": owner,
+                "why": f"withdrawn: {why}"[:MAX_WHY],
+                "discards": True,
+            }
+
+        self._point(game, entry)
         return canary
 
     def repair(self, game: str) -> bool:
@@ -347,8 +466,33 @@ class Registry:
             ) from None
 
 
+def damage_key(now: Catalogue, manifest: Manifest) -> str:
+    """The key under which `Registry.damage` reports a model."""
+    for alias in ALIASES:
+        if now.model_of(alias, manifest.schema) == manifest.model_no:
+            is_newest = now.model_of(alias) == manifest.model_no
+            return alias if is_newest else f"{alias} {manifest.name}"
+    return manifest.name
+
+
 def _blob(sha256: str) -> str:
     return f"blobs/{sha256}.safetensors"
+
+
+def _schema_of(now: Catalogue, alias: str, schema: str | None) -> str:
+    """The only schema of a game's models that starts with this text; by default the newest one."""
+    if schema is None:
+        pointer = now.pointer(alias)
+        return pointer.schema if pointer else ""
+    schemas = {manifest.schema for manifest in now.models.values()}
+    matching = [name for name in schemas if name.startswith(schema)]
+    if len(matching) != 1:
+        known = ", ".join(sorted(name[:SCHEMA_CHARS] for name in schemas)) or "none"
+        raise ConfigError(
+            f"{len(matching)} schemas of the models of {now.game} start with {schema[:80]!r}; give "
+            f"one of these: {known}"
+        )
+    return matching[0]
 
 
 def _check_epoch(now: Catalogue, epoch: int) -> None:

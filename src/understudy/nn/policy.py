@@ -4,7 +4,7 @@ import copy
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,10 +14,12 @@ from understudy.core import tensors
 from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.tensors import Array
-from understudy.experience.game import GameSpec, spec_from_json
+from understudy.experience.game import GameSpec, random_action, spec_from_json
+from understudy.experience.skill import BotSkill
 from understudy.experience.writer import Read, check_mask, obs_reader
 from understudy.nn.forward import Forward, compile_network, compile_row
 from understudy.nn.heads import (
+    LOWEST_VALID,
     Decision,
     Head,
     env_actions,
@@ -27,6 +29,8 @@ from understudy.nn.heads import (
     masked,
 )
 from understudy.nn.network import (
+    Constant,
+    Dense,
     NetworkSpec,
     Weights,
     checked_weights,
@@ -39,9 +43,9 @@ MAX_VERSION = (1 << 32) - 1
 MAX_STACK = 64
 
 
-Choice = tuple[Any, float, Any]
-"""An action as the game expects it, its log probability (0 if deterministic), and the action before
-clip or tanh."""
+Choice = tuple[Any, float | None, Any]
+"""An action as the game expects it, its log probability (0 if deterministic, None if not known),
+and the action before clip or tanh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +152,12 @@ class Policy:
         action_mask: Any = None,
         deterministic: bool = True,
         rng: np.random.Generator | None = None,
+        skill: BotSkill | None = None,
     ) -> Choice:
-        """The action as from `act`, with its log probability and the raw action."""
+        """The action as from `act`, with its log probability and the raw action.
+
+        With a `skill`, the policy plays with its noise, or at its temperature.
+        """
         if not deterministic and rng is None:
             raise ConfigError(
                 "deterministic=False needs an rng; give rng=numpy.random.default_rng(seed), or "
@@ -160,7 +168,24 @@ class Policy:
                 f"act got {len(obs)} observations; give the last {self.stack}, or use "
                 "policy.player()"
             )
-        columns = self._read(obs)
+        return self.choose_columns(
+            self._read(obs),
+            action_mask=action_mask,
+            deterministic=deterministic,
+            rng=rng,
+            skill=skill,
+        )
+
+    def choose_columns(
+        self,
+        columns: Mapping[str, Array],
+        *,
+        action_mask: Any = None,
+        deterministic: bool = True,
+        rng: np.random.Generator | None = None,
+        skill: BotSkill | None = None,
+    ) -> Choice:
+        """As `choose`, for observation columns without a batch axis."""
         mask = None
         if action_mask is not None:
             if not self.head.is_discrete:
@@ -173,6 +198,8 @@ class Policy:
                     "action_mask has no valid action; give at least one, or end the episode"
                 )
         outputs = self._row(columns)
+        if skill is not None:
+            return self._choose_at(skill, outputs, mask, deterministic=deterministic, rng=rng)
         if self._greedy is not None:
             name, first = self._greedy
             scores = outputs[name] if mask is None else masked(outputs[name], mask)
@@ -193,6 +220,45 @@ class Policy:
         action = env_actions(self.game, decision.action)[0]
         return action, float(decision.logp[0]), decision.raw_action[0].reshape(action.shape)
 
+    def _choose_at(
+        self,
+        skill: BotSkill,
+        outputs: Mapping[str, Array],
+        mask: Array | None,
+        *,
+        deterministic: bool,
+        rng: np.random.Generator | None,
+    ) -> Choice:
+        """The decision with the skill's noise, or at its temperature; always a valid action."""
+        if rng is None:
+            raise ConfigError("a skill needs an rng; give rng=numpy.random.default_rng(seed)")
+        noise = skill.noise or 0.0
+        temperature = skill.temperature or 1.0
+        if self._greedy is not None:
+            name, first = self._greedy
+            scores = outputs[name].astype(np.float64)
+            is_valid = np.ones(len(scores), np.bool_) if mask is None else mask
+            scores = np.where(is_valid, np.maximum(scores, LOWEST_VALID), -np.inf)
+            if deterministic or self.head.kind != "categorical":
+                chances = (np.arange(len(scores)) == scores.argmax()).astype(np.float64)
+            else:
+                chances = np.exp((scores - scores.max()) / temperature)
+                chances /= chances.sum()
+            chances = (1 - noise) * chances + noise * is_valid / is_valid.sum()
+            action = int(rng.choice(len(chances), p=chances))
+            return first + action, math.log(chances[action]), None
+        batch = {name: output[None] for name, output in outputs.items()}
+        batch["log_std"] = batch["log_std"] + np.float32(math.log(temperature))
+        decision = self.head.sample(batch, self.head.noise(rng, 1), deterministic=deterministic)
+        action = env_actions(self.game, decision.action)[0]
+        if not noise:
+            return action, float(decision.logp[0]), decision.raw_action[0].reshape(action.shape)
+        other = np.asarray(random_action(self.game, rng), action.dtype).reshape(action.shape)
+        mixed = (1 - noise) * action + noise * other
+        # Rounding must not leave the space.
+        low = np.minimum(action, other)
+        return np.clip(mixed, low, np.maximum(action, other)).astype(action.dtype), None, None
+
     @cached_property
     def _read(self) -> Read:
         return obs_reader(self.game, stack=self.stack)
@@ -206,6 +272,33 @@ class Policy:
         """For discrete actions: the output to maximise, and the number of the first action."""
         discrete = self.game.discrete
         return None if discrete is None else (self.head.outputs[0], discrete.start)
+
+    def at_temperature(self, temperature: float) -> "Policy":
+        """The same policy with sharper (below 1) or more random choices (above 1).
+
+        Logits are divided by the temperature, and standard deviations multiplied by it. The policy
+        of an `argmax` or `epsilon_greedy` head has no such choices and is returned as it is.
+        """
+        if not 0 < temperature <= 1e6:
+            raise ConfigError(f"temperature is {temperature}; give a number above 0, such as 0.25")
+        is_categorical = self.head.kind == "categorical"
+        if temperature == 1 or (self.head.is_discrete and not is_categorical):
+            return self
+        output = "logits" if is_categorical else "log_std"
+        layer = self.network.heads[output][-1]
+        if not isinstance(layer, Dense | Constant):
+            raise ConfigError(
+                f"the head {output} ends with {type(layer).__name__}; it has a temperature only if "
+                "it ends with Dense"
+            )
+        prefix = f"heads.{output}.{len(self.network.heads[output]) - 1}."
+        weights = dict(self.weights)
+        for name in weights:
+            if name.startswith(prefix) and is_categorical:
+                weights[name] = weights[name] / np.float32(temperature)
+            elif name.startswith(prefix) and not name.endswith("kernel"):
+                weights[name] = weights[name] + np.float32(math.log(temperature))
+        return replace(self, weights=weights)
 
     def player(self) -> "Player":
         """Return a player, which remembers the last observations of its episode for the stack."""
@@ -331,11 +424,12 @@ class Player:
         action_mask: Any = None,
         deterministic: bool = True,
         rng: np.random.Generator | None = None,
+        skill: BotSkill | None = None,
     ) -> Choice:
         """The action as from `act`, with its log probability and the raw action."""
         if self.policy.stack > 1:
             self._last.append(copy.deepcopy(obs))  # the env may reuse its array
             obs = [self._last[0]] * (self.policy.stack - len(self._last)) + list(self._last)
         return self.policy.choose(
-            obs, action_mask=action_mask, deterministic=deterministic, rng=rng
+            obs, action_mask=action_mask, deterministic=deterministic, rng=rng, skill=skill
         )

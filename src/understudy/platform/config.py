@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from understudy.backends.addresses import check_backends
 from understudy.backends.data import DataFolder, data_folder
@@ -21,7 +21,7 @@ from understudy.core.settings import from_tree, setting
 from understudy.core.settings import mask_secrets as mask_secrets
 from understudy.experience.chunk import CONSENTS
 from understudy.models.gate import Bounds
-from understudy.release.schedule import LearningSchedule
+from understudy.release.schedule import ALGORITHMS, LearningSchedule
 
 if TYPE_CHECKING:
     from understudy.serve.server import Listen
@@ -81,7 +81,6 @@ class GatewaySection:
         description="Steps per second to record of each game, for all players together; "
         "0: no limit.",
     )
-    canary_share: float = setting(0.2, 1e-6, 0.5, "The share of episodes that a canary plays.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,20 +167,45 @@ class LearnerSection:
         1,
         description="Training updates of a clone (bc) before it is released.",
     )
-    bc_growth: float = setting(
-        _SCHEDULE.bc_growth,
+    growth: float = setting(
+        _SCHEDULE.growth,
         1.001,
-        description="For games that are only cloned: factor by which people's steps must grow "
-        "before the next clone.",
+        description="Factor by which recorded steps must grow before the next training with bc or "
+        "iql, from new weights.",
+    )
+    improve_with: str = setting(
+        _SCHEDULE.improve_with,
+        description="The algorithm that is to play better than people; dqn needs one discrete "
+        "action, bc only clones.",
+        choices=ALGORITHMS,
+    )
+    improve_steps: int = setting(
+        _SCHEDULE.improve_steps,
+        1,
+        description="Steps of people and bots from which on it replaces bc.",
+    )
+    iql_updates: int = setting(
+        _SCHEDULE.iql_updates,
+        1,
+        description="Training updates of a candidate of iql before it is released.",
     )
     dqn_updates: int = setting(
-        _SCHEDULE.dqn_updates, 1, description="Training updates (dqn) between two candidates."
+        _SCHEDULE.dqn_updates, 1, description="Training updates of dqn between two candidates."
     )
     dqn_steps: int = setting(
-        _SCHEDULE.dqn_steps, 1, description="New recorded steps between two candidates."
+        _SCHEDULE.dqn_steps, 1, description="New recorded steps between two candidates of dqn."
     )
     updates_per_step: float = setting(
-        _SCHEDULE.updates_per_step, 1e-9, description="Maximum training updates per recorded step."
+        _SCHEDULE.updates_per_step,
+        1e-9,
+        description="Maximum training updates of dqn per recorded step.",
+    )
+    temperature: float = setting(
+        _SCHEDULE.temperature,
+        1e-3,
+        100.0,
+        description="Temperature at which bots of bc and iql choose; 1: as often wrong as people, "
+        "below 1: less often.",
     )
     simulator: str = setting(
         "", description="A Gymnasium id to evaluate candidates in; empty: live play decides."
@@ -206,6 +230,21 @@ class GateSection:
         0.499,
         "Highest probability that a canary which is not better is promoted.",
     )
+    life_error: float = setting(
+        _BOUNDS.life_error,
+        1e-9,
+        0.499,
+        "The same for all canaries of a schema together.",
+    )
+    first_share: float = setting(
+        _BOUNDS.first_share, 1e-6, 0.5, "The share of episodes that a canary plays at first."
+    )
+    max_share: float = setting(
+        _BOUNDS.max_share,
+        1e-6,
+        0.5,
+        "The share to which that doubles, every 10 episodes of canary and champion.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +258,13 @@ class LogSection:
 class Config:
     """All settings of the platform."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "gateway.canary_share": "set gate.first_share and gate.max_share instead: a canary's share "
+        "grows from the one to the other",
+        "gate.worse_by": "leave it out: a candidate is promoted only if it is proven better",
+        "learner.bc_growth": "set learner.growth instead",
+    }
+    """Settings of earlier versions, and what replaced each."""
     data: str = setting("", description="The data folder.")
     roles: tuple[str, ...] = setting(ROLES, description="Roles that run on this machine.")
     gateway: GatewaySection = GatewaySection()
@@ -275,20 +321,12 @@ class Config:
 
         return GatewayConfig(
             hosts=self.gateway.hosts,
-            canary_share=self.gateway.canary_share,
             target_steps_s=self.gateway.target_steps_s or None,
         )
 
     @property
     def schedule(self) -> LearningSchedule:
-        names = (
-            "first_steps",
-            "bc_updates",
-            "bc_growth",
-            "dqn_updates",
-            "dqn_steps",
-            "updates_per_step",
-        )
+        names = LearningSchedule.__dataclass_fields__
         return LearningSchedule(**{name: getattr(self.learner, name) for name in names})
 
     @property

@@ -6,7 +6,7 @@ progress.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import Metric
@@ -117,31 +117,48 @@ def main(data: DataFolder, config: Config) -> None:
     is_ready = threading.Event()
 
     def watch() -> None:
-        while not stop.is_set():
-            if is_ready.wait(0.05):
-                states[-1].roles = role_states(data, opened.clock.now())
-                report(
-                    {
-                        "is_ready": True,
-                        "url": server.url,
-                        "port": server.port,
-                        **_figures(states[-1]),
-                    }
-                )
-                stop.wait(_REPORT_EVERY_S)
-        server.stop()
+        try:
+            while not stop.is_set():
+                if is_ready.wait(0.05):
+                    roles = read_roles(data, opened.clock.now())
+                    states[-1].roles = role_states(roles)
+                    states[-1].missing_steps = missing_steps(roles)
+                    report(
+                        {
+                            "is_ready": True,
+                            "url": server.url,
+                            "port": server.port,
+                            **_figures(states[-1]),
+                        }
+                    )
+                    stop.wait(_REPORT_EVERY_S)
+        except BrokenPipeError:
+            pass  # the parent was killed, and `stop` is not set yet
+        finally:
+            server.stop()
 
     threading.Thread(target=watch, daemon=True).start()
     server.run(on_ready=is_ready.set)
 
 
-def role_states(data: DataFolder, now_s: float) -> dict[str, str]:
+def missing_steps(roles: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the steps to each game's next candidate, as the learner of this machine reports."""
+    reports = (role["report"].get("games", {}) for role in roles if role["role"] == "learner")
+    games: dict[str, dict[str, Any]] = next(reports, {})
+    return {
+        name: game["missing_steps"]
+        for name, game in games.items()
+        if game.get("missing_steps") is not None
+    }
+
+
+def role_states(roles: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the state of each role; one that starts again after a crash is `restarting`."""
     return {
         role["role"]: "restarting"
         if role["state"] == "starting" and role["restarts"]
         else role["state"]
-        for role in read_roles(data, now_s)
+        for role in roles
     }
 
 

@@ -14,7 +14,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -27,6 +27,8 @@ from understudy.backends.data import DataFolder
 from understudy.backends.deployment import models_folder, open_deployment
 from understudy.backends.local import (
     as_local_store,
+    file_stream_folders,
+    file_stream_state,
     open_file_stream,
     open_local_store,
     trim_file_stream,
@@ -34,6 +36,7 @@ from understudy.backends.local import (
 from understudy.backends.specs import RegistrySpecs, registered_specs
 from understudy.core.errors import ConfigError, StorageFull, Unreachable
 from understudy.core.log import FileLock, make_folder
+from understudy.core.watch import FolderWatch
 from understudy.experience.intake import deployment_key
 from understudy.ingest.check import check
 from understudy.ingest.service import (
@@ -73,6 +76,10 @@ REQUEST_EVERY_S = 0.05
 TRIM_EVERY_S = 20.0
 EXPIRE_EVERY_S = 600.0
 _IDLE_S = 0.004
+_WATCH_S = 0.05
+"""How long a folder is watched before it is compared anyway: not every disk reports changes."""
+_LOOK_S = 0.5
+"""How often all partitions are read while nothing arrives."""
 _TROUBLE_S = 1.0
 DRAIN_S = 15.0
 """How long `understudy ingest` may take to store the rest of the stream when it stops."""
@@ -81,8 +88,12 @@ ROLE_DRAIN_S = 100.0
 supervisor's limit, after which the role is killed."""
 
 
-def repeat(step: Callable[[], int], stop: Event) -> None:
-    """Call `step` until `stop` is set, with a short wait when idle and a longer one on errors."""
+def _pause(stop: Event) -> None:
+    stop.wait(_IDLE_S)
+
+
+def repeat(step: Callable[[], int], stop: Event, *, wait: Callable[[Event], None] = _pause) -> None:
+    """Call `step` until `stop` is set, with `wait` when idle and a longer pause on errors."""
     while not stop.is_set():
         try:
             moved = step()
@@ -103,7 +114,7 @@ def repeat(step: Callable[[], int], stop: Event) -> None:
             stop.wait(_TROUBLE_S)
             continue
         if not moved:
-            stop.wait(_IDLE_S)
+            wait(stop)
 
 
 def drain(service: IngestService, *, within_s: float) -> None:
@@ -165,6 +176,10 @@ class IngestRole:
             )
             self._opened = opened.pop_all()
         self._next_requests_s = self._next_trim_s = self._next_expiry_s = 0.0
+        self._watch = FolderWatch()
+        self._opened.callback(self._watch.close)
+        self._seen: Hashable | None = None
+        """The state of the stream when the last step began."""
 
     @property
     def store(self) -> "LocalStore":
@@ -179,6 +194,7 @@ class IngestRole:
     def step(self) -> int:
         """Store new records, answer requests and trim the stream; return how many were moved."""
         now_s = time.monotonic()
+        self._seen = self._state()
         if self._is_embedded:
             self._look_after_store(now_s)
         moved = self.service.step()
@@ -186,6 +202,44 @@ class IngestRole:
             self._next_trim_s = now_s + TRIM_EVERY_S
             trim_file_stream(self._stream, self.service.positions(), retention_s=self._retention_s)
         return moved
+
+    def wait(self, stop: Event) -> None:
+        """Wait until frames or requests have arrived since `step` began, or `stop` is set.
+
+        Returns after `_LOOK_S` at the latest: a partition may have ended, or work may be due.
+        """
+        until_s = time.monotonic() + _LOOK_S
+        if self._seen is None:
+            _pause(stop)
+        while self._seen is not None and not stop.is_set():
+            # Watched before the state is compared, so that no change in between is missed.
+            is_watched = self._watch.watch(self._folders())
+            now_s = time.monotonic()
+            if now_s >= until_s or self._state() != self._seen:
+                return
+            self.service.is_up_to_date(now_s)
+            if is_watched:
+                self._watch.wait(stop, _WATCH_S)
+            else:
+                _pause(stop)
+
+    def _folders(self) -> Iterator[str]:
+        """The folders that change when there is work."""
+        yield from file_stream_folders(self._stream, without=self.service.ended)
+        if self._is_embedded and self._data.requests.is_dir():
+            yield str(self._data.requests)
+
+    def _state(self) -> Hashable | None:
+        """A value that changes when there is work; None if only `step` can tell."""
+        state = None
+        if self._spark is None:
+            state = file_stream_state(self._stream, without=self.service.ended)
+        if state is None or not self._is_embedded:
+            return state
+        with contextlib.suppress(FileNotFoundError):
+            if any(name.endswith(".request") for name in os.listdir(self._data.requests)):
+                return object()  # `step` answers it soon, but not in every call
+        return state
 
     def _look_after_store(self, now_s: float) -> None:
         """Do the work that only the writer of a store in the data folder may do."""
@@ -206,7 +260,7 @@ class IngestRole:
     def run(self, stop: Event, *, drain_s: float = DRAIN_S) -> None:
         """Repeat `step` until `stop` is set, then store the rest within `drain_s`."""
         with log_undrained_on_stop(stop.is_set), self._running(stop):
-            repeat(self.step, stop)
+            repeat(self.step, stop, wait=self.wait)
             drain(self.service, within_s=drain_s)
 
     def store_all(self) -> None:

@@ -1,6 +1,6 @@
 """The learner role: trains bots from a deployment's stored experience, without running any game.
 
-    store ─► stats ─► schedule ─► training (bc, dqn) ─► release ─► gate ─► champion
+    store ─► stats ─► schedule ─► training (bc, iql, dqn) ─► release ─► gate ─► champion
 
 It only reads the store and writes models and checkpoints; a learner that starts later takes over
 and fences this one.
@@ -90,7 +90,8 @@ class LearnerRole:
         assert self._stats is not None
         has_worked = self._stats.follow()
         try:
-            self._add_games(self._stats)
+            if self._add_games(self._stats):
+                self._update_status()  # the first step of a game may take long
             for game in self._games.values():
                 has_worked |= game.step()
         except Fenced:
@@ -190,9 +191,11 @@ class LearnerRole:
         self._stats = stats
         return True
 
-    def _add_games(self, stats: StoreStats) -> None:
+    def _add_games(self, stats: StoreStats) -> bool:
+        """Add games that were recorded for the first time; return whether there were any."""
         if self._clock.monotonic() < self._next_games_s:
-            return
+            return False
+        n_before = len(self._games)
         self._next_games_s = self._clock.monotonic() + max(
             _NEW_GAMES_EVERY_S, 10 * self._registry.poll_every_s
         )
@@ -214,6 +217,7 @@ class LearnerRole:
                     _log.error("game_not_learned", game=name, error=str(error)[:500])
                     continue
                 _log.info("game", game=name, epoch=self._games[name].epoch)
+        return len(self._games) > n_before
 
     def _save_stats(self) -> None:
         self._next_save_s = self._clock.monotonic() + self.config.checkpoint_every_s

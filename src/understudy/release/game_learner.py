@@ -17,6 +17,7 @@ except where noted:
 import hashlib
 import math
 import secrets
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -26,17 +27,22 @@ import structlog
 import understudy
 from understudy.backends.data import DataFolder
 from understudy.core.clock import Clock
-from understudy.core.errors import ConfigError, Corrupt, Fenced, UnderstudyError
+from understudy.core.errors import ConfigError, Corrupt, Fenced, LearningFailed, UnderstudyError
 from understudy.experience.chunk import CONSENTS
 from understudy.experience.game import GameSpec
+from understudy.experience.skill import DEFAULT_NOISE
 from understudy.learn.learner import Learner
-from understudy.models.catalogue import Catalogue
-from understudy.models.gate import Bounds, GateDecision, Played
+from understudy.models.calibration import calibrate, has_moved, is_due, measured
+from understudy.models.catalogue import Alias, Catalogue
+from understudy.models.gate import Bounds, GateDecision, ModelCheck, Played
 from understudy.models.manifest import Lineage, model_name
 from understudy.models.registry import Registry
-from understudy.release.gatekeeper import Gatekeeper, champion_for_schema, held_out_play
+from understudy.nn.policy import Policy
+from understudy.release.gatekeeper import Gatekeeper, held_out_play
 from understudy.release.model_check import Budget
+from understudy.release.people_check import check_with_people
 from understudy.release.schedule import (
+    ALGORITHMS,
     LearnerStatus,
     LearningSchedule,
     Next,
@@ -52,8 +58,12 @@ from understudy.training.settings import RunSettings, TrainRequest, resolve
 from understudy.training.training_job import Checkpoints, TrainingJob
 
 _log = structlog.get_logger("understudy.learner")
+_SMALL_WIDTHS = [64, 64]
+"""For games with so many inputs that the preset's network would exceed the budget."""
 _RETRY_S = 30.0
 """Pause before a game is tried again after an error."""
+_MAX_FAILURES = 3
+"""Failures in a row after which bc replaces an algorithm."""
 _READ_CANARY_EVERY_S = 60.0
 """How often the file of a canary that is being compared is verified."""
 
@@ -69,7 +79,7 @@ class LearnerServiceConfig:
     budget: Budget = field(default_factory=Budget)
     seed: int = 0
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Settings by algorithm (bc, dqn) and by name; they override the preset."""
+    """Settings by algorithm (bc, iql, dqn) and by name; they override the preset."""
     envs: Mapping[str, str] = field(default_factory=dict)
     """Gymnasium id by game; candidates of these games play held-out seeds instead of live games."""
     checkpoint_every_s: float = 10.0
@@ -79,9 +89,10 @@ class LearnerServiceConfig:
             raise ConfigError(
                 f"learn_from is {self.learn_from}; give 'granted', or 'granted' and 'unknown'"
             )
-        if unknown := self.settings.keys() - {"bc", "dqn"}:
+        if unknown := self.settings.keys() - set(ALGORITHMS):
             raise ConfigError(
-                f"settings are given for {sorted(unknown)}; give only those of bc and dqn"
+                f"settings are given for {sorted(unknown)}; give only those of "
+                f"{', '.join(ALGORITHMS)}"
             )
         if not 0 < self.checkpoint_every_s < 1e6:
             raise ConfigError(
@@ -113,6 +124,8 @@ class Marks:
     """The last released model, the parent of the next one; 0: none yet."""
     updates: int = 0
     steps: int = 0
+    is_admitted: bool = True
+    """Whether the gate has decided what becomes of it."""
 
 
 class GameTraining:
@@ -138,6 +151,9 @@ class GameTraining:
         identity = f"{spec.schema} {settings.to_toml()} {config.learn_from} {config.seed}"
         name = f"{settings.algorithm}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
         self._folder = context.data.root / "learner" / spec.game / name
+        self._before = self._folder.with_name(f"{name}.before")
+        """The checkpoints of the last training, until there is one of the next."""
+        self._end_restart()
         checkpoint = None
         try:
             checkpoint = Checkpoints(self._folder).latest()
@@ -201,20 +217,73 @@ class GameTraining:
             code_version=understudy.__version__,
             cursor_to=self.engine.position.cursor or "",
             steps=self.steps,
-            config={"settings": self.settings.to_toml(), "learn_from": list(config.learn_from)},
+            config={
+                "settings": self.settings.to_toml(),
+                "learn_from": list(config.learn_from),
+                "temperature": 1.0 if self.algorithm == "dqn" else config.schedule.temperature,
+            },
             metrics=metrics | {"updates": float(self.updates)},
         )
 
-    def step(self) -> None:
-        """Run one compiled call (`updates_per_call` updates)."""
+    def step(self, *, is_first: bool) -> None:
+        """Run one compiled call of updates; bc and iql first restart after a release.
+
+        `is_first`: some steps are held out, to compare the first bot of a schema with.
+        """
+        if self.marks.updates and self.algorithm != "dqn":
+            self._restart()
+        if is_first and not self.updates and not self.engine.has_held_out:
+            self.engine.hold_out()
+            self._save()
         if self._job.saved_steps < 0:
             self._save()  # so that there is a checkpoint to restore
         self._job.step()
 
-    def released(self, model_no: int, *, steps: int) -> None:
-        """Record that the current policy was released."""
-        self.marks = Marks(model_no, self.updates, steps)
+    def check_with_people(self) -> ModelCheck | None:
+        """How the current policy compares with the held-out steps; None without any."""
+        held_out = self.engine.held_out()
+        if not held_out:
+            return None
+        return check_with_people(
+            self.candidate, learned=self.engine.learned_sample(), held_out=held_out
+        )
+
+    def _restart(self) -> None:
+        """Train from new weights, on the newest steps that the store holds now."""
+        self.engine.close()
+        self._folder.rename(self._before)
+        self._create_engine()
+        self.marks = replace(self.marks, updates=0)
+        self._save()
+        self._end_restart()
+        self.engine.follow()
+
+    def _end_restart(self) -> None:
+        """Remove the checkpoints of the last training; keep them if the next one has none yet."""
+        if not self._before.exists():
+            return
+        if any(self._folder.glob("*.safetensors")):
+            shutil.rmtree(self._before)
+        else:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._before.rename(self._folder)
+
+    @property
+    def candidate(self) -> Policy:
+        """The current policy as it is released."""
+        if self.algorithm == "dqn":
+            return self.engine.policy
+        return self.engine.policy.at_temperature(self._context.config.schedule.temperature)
+
+    def released(self, model_no: int) -> None:
+        """Record that the current policy was released, but not yet judged by the gate."""
+        self.marks = Marks(model_no, self.updates, self.steps, is_admitted=False)
         self._job.restores = 0
+        self._save()
+
+    def admitted(self) -> None:
+        """Record that the gate has decided about the last release."""
+        self.marks = replace(self.marks, is_admitted=True)
         self._save()
 
     def save_if_moved(self) -> None:
@@ -239,8 +308,8 @@ class GameTraining:
 class GameLearner:
     """Runs the schedule for one game; raises Fenced once another learner has taken over.
 
-    Each algorithm is a training of its own: dqn starts from new weights, not from those of the
-    clone (bc) before it.
+    Each algorithm is a training of its own: iql and dqn start from new weights, not from those of
+    the clone (bc) before them.
     """
 
     def __init__(self, game: str, context: ServiceContext, *, owner: str) -> None:
@@ -249,13 +318,24 @@ class GameLearner:
         self.epoch = context.registry.takeover(game, owner=owner)
         self._training: GameTraining | None = None
         self._spec: GameSpec | None = None
-        self._next = Next("wait", "nothing has been recorded yet")
+        self._next = Next("wait", "the learner has just started and reads what is recorded", None)
         self._decision: tuple[str, GateDecision] | None = None
         self._guarded: list[str] = []
         self._n_guarded = 0
         self._error = ""
+        self._logged_error = ""
+        """The last error since a release; the same one is logged once, however often it occurs."""
+        self._n_failures = 0
+        """Failures of the current algorithm since its last release."""
+        self._algorithm = ""
+        self._recorded_steps = 0
+        self._given_up: tuple[str, int] | None = None
+        """An algorithm whose training kept failing, and the steps with which it is tried again."""
+        self._gave_up_why = ""
         self._retry_at_s = 0.0
         self._read_canary_s = 0.0
+        self._calibrated: dict[str, int] = {}
+        """Episodes at a skill at the last calibration, by model."""
 
     def step(self) -> bool:
         """Do the schedule's next action; False if there was none, or an error, which is logged."""
@@ -266,15 +346,35 @@ class GameLearner:
         except Fenced:
             raise
         except UnderstudyError as error:
-            self._error = str(error)
+            if str(error) != self._logged_error:
+                _log.error(
+                    "learning_failed", game=self.game, error=str(error)[:300], retry_in_s=_RETRY_S
+                )
+            self._error = self._logged_error = str(error)
             self._retry_at_s = self._context.clock.monotonic() + _RETRY_S
-            _log.error(
-                "learning_failed", game=self.game, error=str(error)[:300], retry_in_s=_RETRY_S
-            )
             self._leave()
+            if isinstance(error, LearningFailed | ConfigError):
+                self._count_failure(str(error))
             return False
         self._error = ""
         return has_worked
+
+    def _count_failure(self, error: str) -> None:
+        """After a few failures in a row, train clones until there are far more steps."""
+        self._n_failures += 1
+        if self._n_failures < _MAX_FAILURES or self._algorithm in ("", "bc"):
+            return
+        schedule = self._context.config.schedule
+        due_steps = math.ceil(schedule.growth * self._recorded_steps)
+        self._given_up = (self._algorithm, due_steps)
+        self._gave_up_why = (
+            f"{self._algorithm} failed {self._n_failures} times and is tried again from "
+            f"{due_steps} steps on; until then, bc trains the candidates: {error}"
+        )
+        self._n_failures = 0
+        self._error = ""
+        self._retry_at_s = 0.0
+        _log.error("algorithm_given_up", game=self.game, why=self._gave_up_why[:500])
 
     def _step(self) -> bool:
         context = self._context
@@ -285,7 +385,9 @@ class GameLearner:
                 f"epoch {self.epoch}); this learner stops"
             )
         schema = context.store_stats.schema(
-            self.game, min_steps=context.config.schedule.first_steps
+            self.game,
+            min_steps=context.config.schedule.first_steps,
+            learn_from=context.config.learn_from,
         )
         if self._spec is None or self._spec.schema != schema:
             self._spec = next(
@@ -293,19 +395,43 @@ class GameLearner:
             )
         spec = self._spec
         if spec is None:
+            self._next = Next(
+                "wait", "the spec of the steps that are recorded is not registered", None
+            )
             return False
-        champion = champion_for_schema(now, spec.schema)
-        training = self._training_for(
-            spec, algorithm_for(is_discrete=spec.discrete is not None, has_champion=champion > 0)
+        champion = now.model_of("champion", spec.schema)
+        recorded = context.store_stats.schemas[self.game][spec.schema].steps
+        self._recorded_steps = sum(recorded[consent] for consent in context.config.learn_from)
+        algorithm = algorithm_for(
+            context.config.schedule,
+            is_discrete=spec.discrete is not None,
+            has_champion=champion > 0,
+            steps=self._recorded_steps,
         )
+        if self._given_up is not None and self._recorded_steps >= self._given_up[1]:
+            self._given_up = None
+            self._gave_up_why = ""
+        if self._given_up is not None and self._given_up[0] == algorithm:
+            algorithm = "bc"
+        if algorithm != self._algorithm:
+            self._algorithm = algorithm
+            self._n_failures = 0
+        training = self._training_for(spec, algorithm)
         # Reads what is new in the store, and evicts what was erased from it.
         training.engine.follow()
-        if self._judge_canary():
+        if self._judge_canaries():
+            return True
+        for pointer in now.live("champion"):
+            self._calibrate(now, pointer)
+        if not training.marks.is_admitted:
+            # A learner was stopped, or failed, after a release.
+            self._admit(training)
             return True
         status = LearnerStatus(
             algorithm=training.algorithm,
             has_champion=champion > 0,
-            has_canary=now.model_of("canary") > 0,
+            has_canary=now.model_of("canary", spec.schema) > 0,
+            canary_evidence=context.keeper.evidence(self.game, spec.schema),
             usable_steps=training.engine.n_usable,
             steps=training.steps,
             updates=training.updates,
@@ -314,7 +440,7 @@ class GameLearner:
         )
         self._next = next_action(status, context.config.schedule)
         if self._next.action == "train":
-            training.step()
+            training.step(is_first=not champion)
             if context.clock.monotonic() - training.saved_s >= context.config.checkpoint_every_s:
                 training.save_if_moved()
         elif self._next.action == "release":
@@ -332,12 +458,22 @@ class GameLearner:
         self._leave()
         config = self._context.config
         overrides = dict(config.settings.get(algorithm, {}))
-        if algorithm == "bc":
-            overrides.setdefault("steps", config.schedule.bc_updates)
+        preset = None
+        if algorithm != "dqn":
+            preset = f"{algorithm}-people"
+            overrides.setdefault("steps", getattr(config.schedule, f"{algorithm}_updates"))
         if "steps" in overrides:
             # The service trains without an end: `steps` is only the length of the schedules.
             overrides.setdefault("horizon", overrides["steps"])
-        settings = resolve(TrainRequest(algorithm=algorithm, settings=overrides), spec)
+        settings = resolve(
+            TrainRequest(algorithm=algorithm, preset=preset, settings=overrides), spec
+        )
+        network = settings.algorithm_type(spec, settings.config).network
+        if 4 * sum(map(math.prod, network.shapes().values())) > config.budget.max_bytes:
+            overrides.setdefault("widths", _SMALL_WIDTHS)
+            settings = resolve(
+                TrainRequest(algorithm=algorithm, preset=preset, settings=overrides), spec
+            )
         training = GameTraining(spec, settings, self._context, on_guarded=self._record_guarded)
         self._training = training
         _log.info("game_training", game=self.game, algorithm=algorithm, updates=training.updates)
@@ -346,47 +482,96 @@ class GameLearner:
     # --- The gate ---------------------------------------------------------------------------------
 
     def _release(self, training: GameTraining) -> None:
+        manifest = self._context.registry.release(
+            training.candidate, training.lineage(), epoch=self.epoch
+        )
+        training.released(manifest.model_no)
+        self._n_failures = 0
+        self._logged_error = ""
+        self._admit(training)
+
+    def _admit(self, training: GameTraining) -> None:
+        """Let the gate decide about the training's last release."""
         context = self._context
-        config = self._context.config
-        manifest = context.registry.release(
-            training.engine.policy, training.lineage(), epoch=self.epoch
-        )
-        training.released(
-            manifest.model_no,
-            steps=training.engine.n_usable if training.algorithm == "bc" else training.steps,
-        )
+        model_no = training.marks.model_no
         with held_out_play(
-            config.envs.get(self.game),
+            context.config.envs.get(self.game),
             training.spec,
-            attempt=manifest.model_no,
+            attempt=model_no,
             max_steps=training.settings.run.eval_max_steps,
         ) as play:
+            now = context.registry.catalogue(self.game)
+            is_first = not now.model_of("champion", training.spec.schema)
             decision = context.keeper.admit(
-                self.game, manifest.model_no, epoch=self.epoch, play=play
+                self.game,
+                model_no,
+                epoch=self.epoch,
+                play=play,
+                people=training.check_with_people() if is_first else None,
             )
-        self._record(manifest.model_no, decision)
+        training.admitted()
+        self._record(model_no, decision)
 
-    def _judge_canary(self) -> bool:
-        """Compare the canary, if any, with the champion; return whether it was decided."""
-        catalogue = self._context.registry.catalogue(self.game)
-        canary = catalogue.model_of("canary")
-        if not canary:
+    def _judge_canaries(self) -> bool:
+        """Compare each schema's canary with its champion; return whether one was decided."""
+        canaries = self._context.registry.catalogue(self.game).live("canary")
+        if not canaries:
             return False
         now_s = self._context.clock.monotonic()
         reads_file = now_s >= self._read_canary_s
         if reads_file:
             self._read_canary_s = now_s + _READ_CANARY_EVERY_S
-        decision = self._context.keeper.judge(
-            self.game,
-            self._returns,
-            epoch=self.epoch,
-            people=self._context.store_stats.people(catalogue.models[canary].schema),
-            reads_file=reads_file,
-        )
-        if decision is None or decision.decision == "wait":
-            return False
-        self._record(canary, decision)
-        return True
+        has_decided = False
+        for canary in canaries:
+            settled_until_s = self._context.store_stats.settled_until_s(canary.schema)
+
+            def returns(
+                model: str, since_s: float, until_s: float = settled_until_s
+            ) -> list[Played]:
+                played = self._returns(model, since_s)
+                return [episode for episode in played if episode.started_s < until_s]
+
+            decision = self._context.keeper.judge(
+                self.game,
+                returns,
+                epoch=self.epoch,
+                schema=canary.schema,
+                people=self._context.store_stats.people(canary.schema),
+                reads_file=reads_file,
+            )
+            if decision is not None and decision.decision != "wait":
+                self._record(canary.model_no, decision)
+                has_decided = True
+        return has_decided
+
+    def _calibrate(self, now: Catalogue, champion: Alias) -> None:
+        """Publish the noise of each skill, if enough was played at the last one."""
+        model = model_name(self.game, champion.model_no)
+        stats = self._context.store_stats
+        n_episodes, skilled = stats.skilled(model)
+        last = now.noise.get(champion.schema)
+        n_before = self._calibrated.get(model, 0)
+        if last is not None and last.model_no == champion.model_no:
+            n_before = max(n_before, last.episodes)
+        if not is_due(n_episodes, n_before):
+            return
+        self._calibrated[model] = n_episodes
+        before = DEFAULT_NOISE if last is None else last.noise
+        released = self._returns(model, 0.0)[-len(skilled) :]
+        noise = calibrate(before, stats.newest_people(champion.schema), released, skilled)
+        if has_moved(noise, before):
+            self._context.registry.set_noise(
+                self.game, champion.model_no, noise, episodes=n_episodes, epoch=self.epoch
+            )
+            _log.info("skills_calibrated", model=model, episodes=n_episodes, noise=noise)
+
+    def _skills(self, now: Catalogue, schema: str) -> dict[str, Any]:
+        """The noise, target and returns of each skill of a schema's champion, for display."""
+        stats = self._context.store_stats
+        last = now.noise.get(schema)
+        model = model_name(self.game, now.model_of("champion", schema))
+        noise = DEFAULT_NOISE if last is None else last.noise
+        return measured(noise, stats.newest_people(schema), stats.skilled(model)[1])
 
     def _returns(self, model: str, since_s: float) -> list[Played]:
         return self._context.store_stats.returns(model, since_s=since_s)
@@ -412,8 +597,8 @@ class GameLearner:
             now = context.registry.catalogue(self.game)
         except Corrupt:
             now = Catalogue(self.game)  # `step` has reported it as the error
-        champion, canary = (now.model_of(alias) for alias in ("champion", "canary"))
-        since_s = now.aliases["canary"].at_s if canary else 0.0
+        on_trial = now.pointer("canary")
+        canary = on_trial.model_no if on_trial else 0
         unknown = 0
         if spec is not None and "unknown" not in context.config.learn_from:
             unknown = context.store_stats.schemas[self.game][spec.schema].steps["unknown"]
@@ -428,7 +613,9 @@ class GameLearner:
             "phase": training.algorithm if training else "",
             "doing": self._next.action,
             "why": self._next.why,
+            "missing_steps": self._next.missing_steps,
             "error": self._error,
+            "gave_up": self._gave_up_why,
             "schedule": schedule_text(
                 context.config.schedule, is_discrete=spec is None or spec.discrete is not None
             ),
@@ -437,11 +624,14 @@ class GameLearner:
             "updates": training.updates if training else 0,
             "version": training.engine.learner.counts.version if training else 0,
             "models": len(now.models),
-            "champion": champion,
+            "champion": now.model_of("champion"),
             "canary": canary,
-            "canary_episodes": len(self._returns(model_name(self.game, canary), since_s))
-            if canary
+            "canary_evidence": context.keeper.evidence(self.game, spec.schema) if spec else 0.0,
+            "canary_episodes": len(self._returns(model_name(self.game, canary), on_trial.at_s))
+            if on_trial and canary
             else 0,
+            **(context.store_stats.progress(self.game, spec.schema) if spec else {}),
+            "skills": self._skills(now, spec.schema) if spec else {},
             "decision": last
             and {"model": last[0], "decision": last[1].decision, "why": last[1].why},
             "guarded_chunks": self._n_guarded,

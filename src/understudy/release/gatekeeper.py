@@ -2,7 +2,8 @@
 
     release ─► checks in a clean process ─► canary ─► live returns compared with the champion's
                                         │                └─► champion, or cleared
-                                        └─► the first bot: champion at once
+                                        └─► the first bot: compared with held-out steps of
+                                            people ─► champion
 
 All state between calls is in the registry and the store, so another learner can continue at any
 time.
@@ -24,10 +25,10 @@ from understudy.core.errors import ConfigError, Corrupt, GameFailed, Refused
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
 from understudy.models import gate
-from understudy.models.catalogue import Catalogue
+from understudy.models.catalogue import ALIASES, Alias, Catalogue
 from understudy.models.gate import Bounds, GateDecision, ModelCheck, Played
 from understudy.models.manifest import Lineage, Manifest, make_manifest, model_name
-from understudy.models.registry import Registry
+from understudy.models.registry import Registry, damage_key
 from understudy.nn.policy import Policy
 from understudy.release.model_check import Budget, check_in_subprocess
 from understudy.training.folder import RunFolder
@@ -61,42 +62,80 @@ class Gatekeeper:
         self._check = check
         self.bounds = bounds or Bounds()
         self._budget = budget or Budget()
-        self._waiting: dict[str, tuple[int, ...]] = {}
-        """The models and numbers of episodes of each game's last undecided comparison."""
+        self._waiting: dict[tuple[str, str], tuple[int, ...]] = {}
+        """Trial, champion and numbers of episodes of each schema's last undecided comparison."""
+        self._evidence: dict[tuple[str, str], float] = {}
 
     def admit(
-        self, game: str, model_no: int, *, epoch: int, play: Play | None = None
+        self,
+        game: str,
+        model_no: int,
+        *,
+        epoch: int,
+        play: Play | None = None,
+        people: ModelCheck | None = None,
     ) -> GateDecision:
-        """Check a release and move an alias: a first bot becomes champion, a later one canary.
+        """Check a release and move an alias of its schema: to a first bot champion, else canary.
 
-        A release that fails a check is rejected and no alias is moved. With `play`, held-out
-        episodes decide at once between champion and rejection, so no canary is needed.
+        A release that fails a check is rejected, which the journal records; no alias is moved. A
+        canary that is still undecided makes room for the new one. With `play`, held-out episodes
+        decide at once between champion and rejection, so no canary is needed. `people`: how a first
+        bot compares with held-out steps of people.
         """
         now = self._registry.catalogue(game)
+        if model_no in now.verdicts:
+            # A learner was stopped after the gate had decided, and before it had recorded that.
+            return _recorded(now.verdicts[model_no])
         checks = self._checks(now, model_no)
-        champion = (
-            champion_for_schema(now, now.models[model_no].schema) if model_no in now.models else 0
-        )
-        decision = gate.decide_by_checks(checks, has_champion=champion > 0)
+        schema = now.models[model_no].schema if model_no in now.models else ""
+        pointer = now.pointer("champion", schema)
+        champion = now.model_of("champion", schema)
+        decision = gate.decide_by_checks(checks, has_champion=champion > 0, people=people)
         if decision.decision == "wait" and play is not None:
             policies = [self._registry.policy(game, number) for number in (model_no, champion)]
             first = max(self.bounds.min_episodes, self.bounds.max_episodes // 8)
+            # Every release after the first bot was a candidate.
+            trial_no = sum(manifest.schema == schema for manifest in now.models.values()) - 1
             for n_episodes in (first, self.bounds.max_episodes):
-                # In turn, as if one player had played them all.
-                candidate_episodes, champion_episodes = (
-                    [
-                        Played(2 * at + bot, 0.0, return_)
-                        for at, return_ in enumerate(play(policy, n_episodes).tolist())
-                    ]
-                    for bot, policy in enumerate(policies)
+                returns = [play(policy, n_episodes) for policy in policies]
+                decision = gate.compare(
+                    *_in_random_order(*returns, share=self.bounds.max_share),
+                    self.bounds,
+                    trial_no=max(1, trial_no),
                 )
-                decision = gate.compare(candidate_episodes, champion_episodes, self.bounds)
                 if decision.decision != "wait":
                     break
-        if decision.decision == "promote":
-            self._registry.set_alias(game, "champion", model_no, why=decision.why, epoch=epoch)
+            else:
+                why = f"undecided after {n_episodes} held-out episodes: {decision.why}"
+                decision = GateDecision("reject", why)
+        if decision.decision == "reject" and model_no in now.models:
+            self._registry.reject(game, model_no, why=decision.why, epoch=epoch)
+        elif decision.decision == "promote":
+            self._registry.set_alias(
+                game,
+                "champion",
+                model_no,
+                why=decision.why,
+                epoch=epoch,
+                seen={"champion": pointer} if pointer is not None else None,
+            )
         elif decision.decision == "wait":
-            self._registry.set_alias(game, "canary", model_no, why=decision.why, epoch=epoch)
+            if undecided := now.model_of("canary", schema):
+                _log.info(
+                    "decision",
+                    model=model_name(game, undecided),
+                    decision="undecided",
+                    why=f"undecided when {model_name(game, model_no)} took its place",
+                )
+            self._evidence.pop((game, schema), None)
+            self._registry.set_alias(
+                game,
+                "canary",
+                model_no,
+                why=decision.why,
+                epoch=epoch,
+                share=self.bounds.first_share,
+            )
         return decision
 
     def judge(
@@ -105,38 +144,64 @@ class Gatekeeper:
         returns: Returns,
         *,
         epoch: int,
+        schema: str | None = None,
         people: Sequence[Played] = (),
         reads_file: bool = True,
     ) -> GateDecision | None:
-        """Compare the returns of canary and champion since the canary started.
+        """Compare the returns of a schema's canary and champion since the canary started.
 
-        If that is conclusive, the canary is promoted or rejected, and the alias cleared. Returns
-        are clipped to the range of those of `people` and of the champion before that time. With
-        `reads_file`, a canary whose file is damaged is rejected at once: games cannot play it.
+        If that is conclusive, the canary is promoted or rejected, and the alias cleared; until
+        then, its share grows with the episodes of both. By default, `schema` is the newest that has
+        a canary. Returns are clipped to the range of those of `people` and of the champion before.
+        With `reads_file`, a canary whose file is damaged is rejected at once: games cannot play it.
         Returns None without a canary to compare.
         """
         now = self._registry.catalogue(game)
-        canary = now.aliases.get("canary")
-        champion = now.model_of("champion")
+        canary = now.pointer("canary", schema)
         if canary is None or not canary.model_no:
             return None
-        if canary.model_no == champion or not champion_for_schema(
-            now, now.models[canary.model_no].schema
-        ):
+        try:
+            return self._judge(
+                now, canary, returns, epoch=epoch, people=people, reads_file=reads_file
+            )
+        except Refused as error:
+            if error.reason != "superseded":
+                raise
+            # An operator changed the canary or the champion in the meantime: that holds.
+            return GateDecision("wait", error.detail)
+
+    def _judge(
+        self,
+        now: Catalogue,
+        canary: Alias,
+        returns: Returns,
+        *,
+        epoch: int,
+        people: Sequence[Played],
+        reads_file: bool,
+    ) -> GateDecision | None:
+        """Judge a canary as it was seen; Refused (`superseded`) if it is not the canary now."""
+        game = now.game
+        pointer = now.pointer("champion", canary.schema)
+        champion = 0 if pointer is None else pointer.model_no
+        if pointer is None or champion in (0, canary.model_no):
             # A learner was stopped after it promoted the canary and before it cleared the alias, or
-            # the game no longer has a champion of this schema.
+            # the schema no longer has a champion.
             why = (
                 "it is the champion"
-                if canary.model_no == champion
+                if champion
                 else "there is no champion of its schema to compare it with"
             )
-            self._registry.set_alias(game, "canary", 0, why=why, epoch=epoch)
+            self._registry.clear_alias(
+                game, "canary", schema=canary.schema, why=why, epoch=epoch, seen={"canary": canary}
+            )
             return None
         canary_episodes, champion_episodes = (
             returns(model_name(game, number), canary.at_s) for number in (canary.model_no, champion)
         )
-        compared = (canary.number, champion, len(canary_episodes), len(champion_episodes))
-        if self._waiting.get(game) == compared:
+        trial_no = now.trials[canary.schema]
+        compared = (trial_no, champion, len(canary_episodes), len(champion_episodes))
+        if self._waiting.get((game, canary.schema)) == compared:
             decision = GateDecision("wait", "no new episode")
         else:
             first = returns(model_name(game, champion), 0.0)[:MAX_EARLIER]
@@ -147,9 +212,11 @@ class Gatekeeper:
                 earlier=[
                     episode for episode in (*people, *first) if episode.started_s < int(canary.at_s)
                 ],
+                trial_no=trial_no,
             )
+            self._evidence[game, canary.schema] = decision.evidence
             if decision.decision == "wait":
-                self._waiting[game] = compared
+                self._waiting[game, canary.schema] = compared
         if decision.decision == "promote" or reads_file:
             # The file may have been damaged since it was checked.
             try:
@@ -157,26 +224,60 @@ class Gatekeeper:
             except (Refused, Corrupt) as error:
                 decision = GateDecision("reject", f"its file is no longer valid: {error}")
         if decision.decision == "wait":
+            n_episodes = len(canary_episodes) + len(champion_episodes)
+            self._raise_share(game, canary, n_episodes, epoch=epoch)
             return decision
         if decision.decision == "promote":
             self._registry.set_alias(
-                game, "champion", canary.model_no, why=decision.why, epoch=epoch
+                game,
+                "champion",
+                canary.model_no,
+                why=decision.why,
+                epoch=epoch,
+                seen={"canary": canary, "champion": pointer},
             )
         why = f"{decision.decision}: {decision.why}"
-        self._registry.set_alias(game, "canary", 0, why=why, epoch=epoch)
+        try:
+            self._registry.clear_alias(
+                game, "canary", schema=canary.schema, why=why, epoch=epoch, seen={"canary": canary}
+            )
+        except Refused as error:
+            # Once it is promoted, it does not matter who cleared the alias.
+            if decision.decision != "promote" or error.reason != "superseded":
+                raise
         return decision
+
+    def evidence(self, game: str, schema: str) -> float:
+        """How far a schema's canary has come on the way to a proof, as `GateDecision` has it."""
+        return self._evidence.get((game, schema), 0.0)
+
+    def _raise_share(self, game: str, canary: Alias, n_episodes: int, *, epoch: int) -> None:
+        """Let a canary play more, once enough episodes were played without rejecting it."""
+        share = self.bounds.share_after(n_episodes)
+        if share > canary.share:
+            self._registry.set_alias(
+                game,
+                "canary",
+                canary.model_no,
+                why=canary.why,
+                epoch=epoch,
+                share=share,
+                seen={"canary": canary},
+            )
 
     def _checks(self, now: Catalogue, model_no: int) -> Sequence[ModelCheck]:
         name = model_name(now.game, model_no)
         if model_no not in now.models:
             return [ModelCheck("release", False, f"{name} is not in the registry")]
-        if model_no != max(now.models):
+        schema = now.models[model_no].schema
+        newest = max(number for number, other in now.models.items() if other.schema == schema)
+        if model_no != newest:
             return [
                 ModelCheck(
                     "release",
                     False,
-                    f"{name} is not the newest release, which is "
-                    f"{model_name(now.game, max(now.models))}",
+                    f"{name} is not the newest release of its schema, which is "
+                    f"{model_name(now.game, newest)}",
                 )
             ]
         try:
@@ -186,10 +287,27 @@ class Gatekeeper:
         return self._check(now.models[model_no], raw, self._budget)
 
 
-def champion_for_schema(now: Catalogue, schema: str) -> int:
-    """The number of the champion if it has this schema; 0 otherwise."""
-    champion = now.models.get(now.model_of("champion"))
-    return champion.model_no if champion is not None and champion.schema == schema else 0
+def _recorded(verdict: str) -> GateDecision:
+    """The decision of a verdict in the journal."""
+    if verdict.startswith("promoted: "):
+        return GateDecision("promote", verdict)
+    return GateDecision("wait" if verdict.startswith("on trial: ") else "reject", verdict)
+
+
+def _in_random_order(
+    candidate: Array, champion: Array, *, share: float
+) -> tuple[list[Played], list[Played]]:
+    """Episodes of two bots, as if one player had played them, each by a bot drawn at random."""
+    episodes: tuple[list[Played], list[Played]] = ([], [])
+    is_candidate = np.random.default_rng(0).random(2 * len(candidate)) < share
+    for at, is_drawn in enumerate(is_candidate.tolist()):
+        played = episodes[0 if is_drawn else 1]
+        returns = candidate if is_drawn else champion
+        if len(played) == len(returns):
+            break
+        propensity = share if is_drawn else 1 - share
+        played.append(Played(at, at, float(returns[len(played)]), propensity=propensity))
+    return episodes
 
 
 @contextlib.contextmanager
@@ -301,7 +419,7 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
     catalogue = registry.catalogue(game)
     epoch = catalogue.epoch or registry.takeover(game, owner="by hand")
     manifest = registry.release(policy, lineage, epoch=epoch)
-    if champion_for_schema(catalogue, manifest.schema):
+    if catalogue.model_of("champion", manifest.schema):
         return Released(
             manifest,
             GateDecision(
@@ -321,16 +439,16 @@ def model_rows(deployment: Deployment, games: Sequence[str]) -> list[dict[str, A
         damage = deployment.registry.damage(game, every=True)
         for number, manifest in sorted(catalogue.models.items()):
             aliases = [
-                alias for alias in ("champion", "canary") if catalogue.model_of(alias) == number
+                alias for alias in ALIASES if catalogue.model_of(alias, manifest.schema) == number
             ]
             rows.append(
                 {
                     "model": manifest.name,
+                    "schema": manifest.schema,
                     "aliases": aliases,
                     "algorithm": manifest.lineage.algorithm,
-                    "damage": next(
-                        (damage[name] for name in (*aliases, manifest.name) if name in damage), ""
-                    ),
+                    "verdict": catalogue.verdicts.get(number, ""),
+                    "damage": damage.get(damage_key(catalogue, manifest), ""),
                     "steps": manifest.lineage.steps,
                     "bytes": manifest.policy_bytes,
                     "sha256": manifest.policy_sha256,

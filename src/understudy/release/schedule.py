@@ -1,17 +1,27 @@
 """The schedule of a game's bots: the first is cloned from people, later ones must pass the gate.
 
-    people's steps ─► bc ─► first bot ─► (one discrete action) dqn ─► candidate ─► gate ─► ...
-                                         (any other action)    bc  ─► candidate ─► gate ─► ...
+    1,000 steps of people ─► bc ─► first bot
+    twice as many ─► bc from new weights ─► candidate ─► gate, and so on
+    20,000 steps of people and bots ─► iql from new weights ─► candidate ─► gate
+    twice as many ─► iql from new weights ─► candidate ─► gate, and so on
 
-The next action is a pure function of a game's status, so that it can be tested and displayed.
+With `improve_with = "dqn"`, one training continues and releases a candidate from time to time. The
+next action is a pure function of a game's status, so that it can be tested and displayed.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from understudy.core.errors import ConfigError
 
 Action = Literal["wait", "train", "release"]
+ALGORITHMS = ("iql", "dqn", "bc")
+"""The algorithms that a game may be improved with; with bc, it is only cloned."""
+
+
+_PROMISING = 0.25
+"""Evidence for a canary with which it is worth waiting for the rest of its comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,23 +32,46 @@ class LearningSchedule:
     """Steps of people, with consent, that are needed for the first clone."""
     bc_updates: int = 2_048
     """Updates before a clone is released."""
-    bc_growth: float = 1.5
-    """Factor by which people's steps must grow before the next clone; for games without dqn."""
+    growth: float = 2.0
+    """Factor by which the steps must grow before bc or iql restart from new weights."""
+    improve_with: str = "iql"
+    """The algorithm that is to play better than people: iql, dqn (discrete actions only), or bc
+    for clones only."""
+    improve_steps: int = 20_000
+    """Steps of people and bots from which on it replaces bc."""
+    iql_updates: int = 5_120
+    """Updates before a candidate of iql is released."""
     dqn_updates: int = 2_048
-    """Updates between two candidates."""
+    """Updates of dqn between two candidates."""
     dqn_steps: int = 2_000
-    """New steps between two candidates."""
+    """New steps between two candidates of dqn."""
     updates_per_step: float = 1.0
-    """Maximum number of updates per recorded step; beyond it, training waits for new steps."""
+    """Maximum number of updates of dqn per recorded step; beyond it, training waits for new
+    steps."""
+    temperature: float = 0.25
+    """Temperature at which released bots of bc and iql choose: below 1, they make the random
+    mistakes of people less often than people do."""
 
     def __post_init__(self) -> None:
-        for name in ("first_steps", "bc_updates", "dqn_updates", "dqn_steps"):
+        for name in (
+            "first_steps",
+            "bc_updates",
+            "improve_steps",
+            "iql_updates",
+            "dqn_updates",
+            "dqn_steps",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a whole number from 1")
-        if self.bc_growth <= 1 or self.updates_per_step <= 0:
+        if self.improve_with not in ALGORITHMS:
             raise ConfigError(
-                f"bc_growth is {self.bc_growth} and updates_per_step {self.updates_per_step}; give "
-                "a bc_growth above 1 and updates_per_step above 0"
+                f"improve_with is {self.improve_with!r}; give one of {', '.join(ALGORITHMS)}"
+            )
+        if self.growth <= 1 or self.updates_per_step <= 0 or not 0 < self.temperature <= 100:
+            raise ConfigError(
+                f"growth is {self.growth}, updates_per_step {self.updates_per_step} and "
+                f"temperature {self.temperature}; give a growth above 1, updates_per_step above 0 "
+                "and a temperature above 0 and at most 100"
             )
 
 
@@ -50,14 +83,17 @@ class LearnerStatus:
     has_champion: bool
     """Whether there is a champion for the schema recorded now."""
     has_canary: bool
+    canary_evidence: float = 0.0
+    """How far the canary has come on the way to a proof that it is better: 1 is the proof."""
     usable_steps: int = 0
     """Steps available to learn from now; for bc only those of people."""
     steps: int = 0
     """Steps inserted into the replay so far, including those that have left it."""
     updates: int = 0
     released_steps: int = 0
-    """`steps` (for bc `usable_steps`) when the last candidate was released."""
+    """`steps` when the last candidate was released."""
     released_updates: int = 0
+    """`updates` at that time; 0 once bc or iql have restarted from new weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,39 +102,57 @@ class Next:
 
     action: Action
     why: str
+    missing_steps: int | None = 0
+    """Steps that must still be recorded before the next candidate is trained; None: not known."""
 
 
-def algorithm_for(*, is_discrete: bool, has_champion: bool) -> str:
-    """The algorithm to train a game with next."""
-    return "dqn" if is_discrete and has_champion else "bc"
+def algorithm_for(
+    schedule: LearningSchedule, *, is_discrete: bool, has_champion: bool, steps: int
+) -> str:
+    """The algorithm to train a game with next; `steps` are those of people and bots so far."""
+    improves = has_champion and steps >= schedule.improve_steps
+    if not improves or (schedule.improve_with == "dqn" and not is_discrete):
+        return "bc"
+    return schedule.improve_with
 
 
 def next_action(status: LearnerStatus, schedule: LearningSchedule) -> Next:
     """What to do next for a game, and why."""
-    if status.algorithm == "bc":
-        return _next_clone(status, schedule)
-    return _next_candidate(status, schedule)
+    if status.algorithm == "dqn":
+        return _next_candidate(status, schedule)
+    return _next_restart(status, schedule)
 
 
-def _next_clone(status: LearnerStatus, schedule: LearningSchedule) -> Next:
+def _next_restart(status: LearnerStatus, schedule: LearningSchedule) -> Next:
+    """The next action of bc or iql, which train each candidate from new weights.
+
+    While a canary is compared with the champion, the steps must grow by `growth` squared for a
+    clone: a comparison takes many episodes, and clones improve little. iql improves so much with
+    more steps that its next candidate takes the canary's place, unless the canary is promising.
+    """
+    is_bc = status.algorithm == "bc"
+    what = "clone" if is_bc else "candidate of iql"
+    whose = "steps of people with consent" if is_bc else "steps with consent"
+    steps = status.usable_steps
     due_steps = schedule.first_steps
-    if status.has_champion and status.released_steps:
-        due_steps = max(due_steps, int(status.released_steps * schedule.bc_growth))
-    if status.usable_steps < due_steps:
-        return Next(
-            "wait",
-            f"{status.usable_steps} of {due_steps} steps of people with consent, then a clone is "
-            "trained",
-        )
-    if status.has_canary:
-        return Next("wait", "the canary is being compared with the champion")
-    if status.updates < (due_updates := status.released_updates + schedule.bc_updates):
+    if steps >= due_steps and status.released_updates:
+        # Includes steps that have left a full replay.
+        steps = status.steps
+        waits = status.has_canary and (is_bc or status.canary_evidence >= _PROMISING)
+        factor = schedule.growth ** (2 if waits else 1)
+        due_steps = max(status.released_steps + 1, math.ceil(status.released_steps * factor))
+    if steps < due_steps:
+        why = f"{steps} of {due_steps} {whose}, then a {what} is trained"
+        return Next("wait", why, due_steps - steps)
+    due_updates = schedule.bc_updates if is_bc else schedule.iql_updates
+    if status.updates < due_updates or status.released_updates:
+        updates = 0 if status.released_updates else status.updates
         return Next(
             "train",
-            f"cloning {status.usable_steps} steps: {status.updates} of {due_updates} updates, then "
-            "the clone is released",
+            f"learning from {status.usable_steps} {whose}: {updates} of {due_updates} updates, "
+            f"then the {what} is released",
         )
-    return Next("release", "the clone is trained")
+    return Next("release", f"the {what} is trained")
 
 
 def _next_candidate(status: LearnerStatus, schedule: LearningSchedule) -> Next:
@@ -119,21 +173,28 @@ def _next_candidate(status: LearnerStatus, schedule: LearningSchedule) -> Next:
             f"{status.updates} updates on {status.steps} steps; the next candidate is released "
             "once the canary is decided"
         )
+    missing_steps = due_steps - steps
     if status.usable_steps and status.updates < schedule.updates_per_step * status.steps:
-        return Next("train", why)
-    return Next("wait", f"waiting for new steps: {why}")
+        return Next("train", why, missing_steps)
+    return Next("wait", f"waiting for new steps: {why}", missing_steps)
 
 
 def schedule_text(schedule: LearningSchedule, *, is_discrete: bool) -> list[str]:
     """The schedule as text, one line per phase."""
     later = (
-        f"then dqn on the play of people and bots: a candidate every {schedule.dqn_updates} "
-        f"updates and {schedule.dqn_steps} new steps, which replaces the bot only if it passes "
-        "the gate"
+        f"then bc again, from new weights, whenever people have played {schedule.growth:g} times "
+        "as much; each clone replaces the bot only if it passes the gate"
     )
-    if not is_discrete:
-        later = (
-            f"then bc again whenever people have played {schedule.bc_growth:g} times as much; each "
-            "clone must pass the gate (dqn needs one discrete action)"
+    lines = [
+        f"after {schedule.first_steps} steps of people with consent: bc, the first bot",
+        later,
+    ]
+    phase = f"from {schedule.improve_steps} steps of people and bots on: {schedule.improve_with}"
+    if schedule.improve_with == "iql":
+        lines.append(f"{phase} instead, in the same way")
+    elif schedule.improve_with == "dqn" and is_discrete:
+        lines.append(
+            f"{phase} instead: a candidate every {schedule.dqn_updates} updates and "
+            f"{schedule.dqn_steps} new steps, which replaces the bot only if it passes the gate"
         )
-    return [f"after {schedule.first_steps} steps of people with consent: bc, the first bot", later]
+    return lines

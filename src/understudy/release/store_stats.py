@@ -2,10 +2,12 @@
 
 The position in the store is saved with the statistics, so nothing is counted twice. An episode
 counts if it is complete from its first step to its end: for a model if the episode's note names the
-model and no person or script decided in it, for people if they made every decision.
+model and no person or script decided in it, for people if they made every decision. Episodes at a
+skill are counted apart from those of a bot as released, and those at a temperature not at all.
 """
 
-from collections import Counter
+import math
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -15,6 +17,8 @@ import numpy as np
 from understudy.experience.chunk import By, Chunk, RowKind
 from understudy.experience.frame import FrameKind
 from understudy.experience.session import tombstone_of
+from understudy.learn.outliers import believable, is_believable
+from understudy.models.calibration import SkillPlayed
 from understudy.models.gate import Played
 from understudy.ports import Forgotten, Stored
 from understudy.training.follower import ReaderPosition, StoreFollower, position_from_json
@@ -23,7 +27,11 @@ _MAX_EPISODES = 8_192
 """Episodes kept per model, many more than the gate needs to decide."""
 _FIRST_EPISODES = 1_024
 """The first episodes of a model, and of people, which are never dropped."""
+_NEWEST_EPISODES = 1_024
+"""The newest episodes of people, and of a model at any skill, from which skills are calibrated."""
 _MAX_MODELS = 64
+_PAUSED_S = 600.0
+"""An open episode is not waited for after this long without a chunk."""
 _SILENT_S = 86_400.0
 """An open episode is dropped after this long without a chunk."""
 
@@ -43,6 +51,13 @@ class _Open:
     """Whether no person or script has decided so far."""
     is_persons: bool = True
     """Whether people have made every decision so far."""
+    propensity: float | None = None
+    """The probability with which the model was drawn, if there were several."""
+    is_released: bool = True
+    """Whether the bot has played as released so far, at no skill or temperature."""
+    skill: str | None = None
+    noise: float | None = None
+    schema: str = ""
 
 
 @dataclass(slots=True)
@@ -52,6 +67,8 @@ class Recorded:
     first_arrival: int
     steps: Counter[str] = field(default_factory=Counter)
     """Number of steps by consent at their arrival; those of actors are under `actor`."""
+    people: Counter[str] = field(default_factory=Counter)
+    """The same, of episodes without a bot or script."""
 
 
 class StoreStats:
@@ -64,6 +81,15 @@ class StoreStats:
         self._played: dict[str, list[Played]] = {}
         self._people: dict[str, list[Played]] = {}
         """First episodes of people, by schema."""
+        self._newest_people: dict[str, deque[Played]] = {}
+        self._skilled: dict[str, deque[SkillPlayed]] = {}
+        """Newest episodes at a skill, by model."""
+        self._n_skilled: Counter[str] = Counter()
+        """Number of all episodes at a skill, by model."""
+        self._counts: dict[str, int] = {}
+        """Number of all episodes, by model."""
+        self._means: dict[str, tuple[int, float]] = {}
+        """Mean return of a model as it is shown, and the number of its episodes at that time."""
         self.schemas: dict[str, dict[str, Recorded]] = {}
         """By game and schema."""
         follower.join(self)
@@ -98,19 +124,87 @@ class StoreStats:
         played = self._played.get(model, ())
         return [episode for episode in played if episode.started_s >= int(since_s)]
 
+    def settled_until_s(self, schema: str) -> float:
+        """The start of the oldest episode of a bot with this schema that is still played.
+
+        All that started before have ended, or have paused for long.
+        """
+        newest_s = max((episode.received_s for episode in self._open.values()), default=0.0)
+        return min(
+            (
+                episode.started_s
+                for episode in self._open.values()
+                if episode.schema == schema
+                and episode.model is not None
+                and episode.is_released
+                and episode.received_s >= newest_s - _PAUSED_S
+            ),
+            default=math.inf,
+        )
+
     def people(self, schema: str) -> Sequence[Played]:
         """The first episodes of people with this schema."""
         return self._people.get(schema, ())
 
-    def schema(self, game: str, *, min_steps: int) -> str | None:
-        """The current schema: the newest with `min_steps` steps, else that with the most steps."""
+    def newest_people(self, schema: str) -> Sequence[Played]:
+        """The newest episodes of people with this schema."""
+        return self._newest_people.get(schema, ())
+
+    def skilled(self, model: str) -> tuple[int, Sequence[SkillPlayed]]:
+        """The number of a model's episodes at a skill, and the newest of them."""
+        return self._n_skilled[model], self._skilled.get(model, ())
+
+    def progress(self, game: str, schema: str) -> dict[str, Any]:
+        """Mean returns of the first people with this schema and of the game's models, for display.
+
+        The best person is the player with the highest mean. Players whose mean is far from that of
+        most others are left out of both.
+        """
+        people = self.people(schema)
+        means = [float(np.mean(returns)) for returns in _believed(people)]
+        n_players = len({episode.player for episode in people})
+        return {
+            "people": {
+                "players": n_players,
+                "left_out": n_players - len(means),
+                "episodes": len(people),
+                "mean": float(np.mean(means)) if means else None,
+                "best": max(means, default=None),
+            },
+            "returns": {
+                model: {"episodes": n, "mean": self._mean(model, n)}
+                for model, n in self._counts.items()
+                if model.startswith(f"{game}/")
+            },
+        }
+
+    def _mean(self, model: str, n_episodes: int) -> float:
+        """A model's mean return over the episodes that are kept, computed once for each number."""
+        known = self._means.get(model)
+        if known is None or known[0] != n_episodes:
+            returns = [one for own in _believed(self._played[model]) for one in own]
+            known = n_episodes, float(np.mean(returns))
+            self._means[model] = known
+        return known[1]
+
+    def schema(
+        self, game: str, *, min_steps: int, learn_from: Sequence[str] = ("granted",)
+    ) -> str | None:
+        """The schema to learn: the newest with `min_steps` steps of people with these consents.
+
+        If none has as many, it is the one with the most.
+        """
         schemas = self.schemas.get(game)
         if not schemas:
             return None
-        mature = [name for name, stored in schemas.items() if stored.steps.total() >= min_steps]
+        steps = {
+            name: sum(stored.people[consent] for consent in learn_from)
+            for name, stored in schemas.items()
+        }
+        mature = [name for name in schemas if steps[name] >= min_steps]
         if mature:
             return max(mature, key=lambda name: schemas[name].first_arrival)
-        return max(schemas, key=lambda name: schemas[name].steps.total())
+        return max(schemas, key=lambda name: (steps[name], schemas[name].steps.total()))
 
     # --- Episodes ---------------------------------------------------------------------------------
 
@@ -134,12 +228,22 @@ class StoreStats:
             is_first = bool(columns["is_first"][note.row])
             if is_first or running is None or running.next_chunk != meta.chunk_no:
                 running = _Open(meta.chunk_no, received_s, received_s, 0.0, None, is_first)
+                running.schema = meta.schema
             running.total += float(columns["reward"][rows][is_step].astype(np.float64).sum())
             # The first chunks of an episode may lack the model: a client names it once it decides.
-            if running.model is not None and note.model != running.model:
+            if running.model is not None and (note.model, note.noise) != (
+                running.model,
+                running.noise,
+            ):
                 running.is_whole = False
             running.model = note.model or running.model
+            running.propensity = note.propensity or running.propensity
+            running.is_released &= note.is_released_play
+            running.skill = note.skill
+            running.noise = note.noise
             deciders = set() if by is None else set(by[rows][is_step].tolist())
+            if note.model is None and deciders <= {By.UNKNOWN, By.PERSON}:
+                recorded.people[meta.consent] += int(is_step.sum())
             running.is_bots &= not deciders & {By.PERSON, By.SCRIPT}
             # A chunk may hold only the last row of an episode, and no step.
             running.is_persons &= by is not None and deciders <= {By.PERSON}
@@ -160,21 +264,43 @@ class StoreStats:
             return
         # A hash of the player, so that this file need not be searched for forgotten players.
         player = tombstone_of(item.frame.player).hex()[:16]
-        played = Played(item.arrival_no, ended.started_s, ended.total, player, row)
+        played = Played(
+            item.arrival_no, ended.started_s, ended.total, player, row, ended.propensity
+        )
         if ended.model is None:
             first = self._people.setdefault(chunk.meta.schema, [])
             if ended.is_persons and len(first) < _FIRST_EPISODES:
                 first.append(played)
+            if ended.is_persons:
+                newest = deque[Played](maxlen=_NEWEST_EPISODES)
+                self._newest_people.setdefault(chunk.meta.schema, newest).append(played)
             return
         if not ended.is_bots or not ended.model.startswith(f"{chunk.meta.game}/"):
             return
+        if not ended.is_released:
+            if ended.skill is not None and ended.noise is not None:
+                self._count_skilled(ended.model, ended.skill, ended.noise, ended.total)
+            return
         if ended.model not in self._played:
             while len(self._played) >= _MAX_MODELS:
-                del self._played[next(iter(self._played))]
+                oldest = next(iter(self._played))
+                del self._played[oldest]
+                self._counts.pop(oldest, None)
+                self._means.pop(oldest, None)
+        self._counts[ended.model] = self._counts.get(ended.model, 0) + 1
         episodes = self._played.setdefault(ended.model, [])
         episodes.append(played)
         if len(episodes) > _MAX_EPISODES:
             del episodes[_FIRST_EPISODES]
+
+    def _count_skilled(self, model: str, skill: str, noise: float, total: float) -> None:
+        while model not in self._skilled and len(self._skilled) >= _MAX_MODELS:
+            oldest = next(iter(self._skilled))
+            del self._skilled[oldest]
+            del self._n_skilled[oldest]
+        newest = deque[SkillPlayed](maxlen=_NEWEST_EPISODES)
+        self._skilled.setdefault(model, newest).append(SkillPlayed(skill, noise, total))
+        self._n_skilled[model] += 1
 
     # --- Checkpoints ------------------------------------------------------------------------------
 
@@ -185,9 +311,17 @@ class StoreStats:
             "open": {session: list(astuple(episode)) for session, episode in self._open.items()},
             "played": {model: list(played) for model, played in self._played.items()},
             "people": {schema: list(played) for schema, played in self._people.items()},
+            "newest_people": {
+                schema: list(played) for schema, played in self._newest_people.items()
+            },
+            "skilled": {
+                model: [self._n_skilled[model], list(played)]
+                for model, played in self._skilled.items()
+            },
+            "counts": self._counts,
             "schemas": {
                 game: {
-                    name: [stored.first_arrival, dict(stored.steps)]
+                    name: [stored.first_arrival, dict(stored.steps), dict(stored.people)]
                     for name, stored in schemas.items()
                 }
                 for game, schemas in self.schemas.items()
@@ -202,12 +336,45 @@ class StoreStats:
             {name: [Played(*fields) for fields in played] for name, played in state[kind].items()}
             for kind in ("played", "people")
         )
+        # A file of an earlier version has neither of these.
+        self._newest_people = {
+            schema: deque((Played(*fields) for fields in played), _NEWEST_EPISODES)
+            for schema, played in state.get("newest_people", state["people"]).items()
+        }
+        skilled = state.get("skilled", {})
+        self._n_skilled = Counter({model: n for model, (n, _) in skilled.items()})
+        self._skilled = {
+            model: deque((SkillPlayed(*fields) for fields in played), _NEWEST_EPISODES)
+            for model, (_, played) in skilled.items()
+        }
+        self._counts = {
+            # A file of an earlier version has no counts.
+            model: state.get("counts", {}).get(model, len(played))
+            for model, played in self._played.items()
+        }
+        self._means = {}
         self.schemas = {
             game: {
-                name: Recorded(first, Counter(steps)) for name, (first, steps) in schemas.items()
+                # A file of an earlier version has no steps of people.
+                name: Recorded(first, Counter(steps), Counter(people[0] if people else steps))
+                for name, (first, steps, *people) in schemas.items()
             }
             for game, schemas in state["schemas"].items()
         }
 
     def close(self) -> None:
         self._follower.leave(self)
+
+
+def _believed(played: Sequence[Played]) -> list[list[float]]:
+    """The returns of each player, without players whose mean is far above that of most."""
+    by_player: dict[str, list[float]] = {}
+    for episode in played:
+        by_player.setdefault(episode.player, []).append(episode.return_)
+    sizes = [abs(float(np.mean(returns))) for returns in by_player.values()]
+    largest = believable(sizes)
+    return [
+        returns
+        for size, returns in zip(sizes, by_player.values(), strict=True)
+        if is_believable(size, largest)
+    ]

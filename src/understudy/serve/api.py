@@ -131,6 +131,7 @@ class ApiRoute(Route):
         gives: type[Any] | str | None = None,
         max_bytes: int = 0,
         waits: bool = False,
+        has_schema: bool = False,
     ) -> None:
         super().__init__(path, endpoint, methods=[method], name=f"{method} {path}")
         self.method = method
@@ -143,6 +144,8 @@ class ApiRoute(Route):
         self.max_bytes = max_bytes
         self.waits = waits
         """Whether the route accepts `after` and `wait_s`, and returns 204 if nothing is newer."""
+        self.has_schema = has_schema
+        """Whether the route accepts `schema`; by default the newest with a champion."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the call against this route, read its body, and answer it."""

@@ -1,8 +1,9 @@
 """Bots of every game: the live models that players get, and decisions made on the server."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ import structlog
 from understudy.core.errors import Corrupt, Refused, StorageFailed
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec, random_action
+from understudy.experience.skill import DEFAULT_NOISE, BotSkill, bot_skill
 from understudy.experience.writer import check_mask, obs_writer
 from understudy.models.catalogue import Alias, Catalogue, live_models
 from understudy.models.manifest import open_policy
@@ -35,7 +37,7 @@ _AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModels:
-    """The models that a game's players get; replaced as a whole, never changed."""
+    """The models that the players of a schema get; replaced as a whole, never changed."""
 
     bot: LiveModels
     seen: int = _UNREAD
@@ -46,14 +48,20 @@ class ServedModels:
     raw: bytes = b""
     """The bytes of the policy, as signed."""
     canary_no: int = 0
+    noise: Mapping[str, float] = field(default_factory=lambda: DEFAULT_NOISE)
+    """The noise of each skill below `hard`."""
     damage: str = ""
-    """Why no champion is served; empty: there is one, or the game has none."""
+    """Why no champion is served; empty: there is one, or the schema has none."""
     again_s: float = float("inf")
     """When (monotonic) to read the model again even without a new journal entry."""
 
 
+_Key = tuple[str, str | None]
+"""A game and one of its schemas; None: the newest schema that has a champion."""
+
+
 @dataclass(slots=True)
-class _Game:
+class _Followed:
     served: ServedModels = field(default_factory=lambda: ServedModels(bot=LiveModels(number=0)))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -62,7 +70,10 @@ class _Game:
 
 
 class ServedBots:
-    """Follows the registry for every requested game; a damaged model never replaces a good one."""
+    """Follows the registry for every requested schema; a damaged model never replaces a good one.
+
+    Callers pass only registered schemas, or None for the newest schema that has a champion.
+    """
 
     def __init__(
         self,
@@ -70,7 +81,6 @@ class ServedBots:
         executor: Executor,
         *,
         trust: list[str],
-        canary_share: float,
         follow_every_s: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,29 +88,34 @@ class ServedBots:
         self._executor = executor
         self._monotonic = monotonic
         self._trust = trust
-        self._canary_share = canary_share
         self.every_s = max(follow_every_s, registry.poll_every_s)
         """How often the registry is read."""
-        self._games: dict[str, _Game] = {}
+        self._followed: dict[_Key, _Followed] = {}
         self._is_stopping = False
 
-    async def now(self, game: str) -> ServedModels:
-        """Return the game's live models, read from the registry on the first request."""
-        followed = self._games.get(game)
+    async def now(self, game: str, schema: str | None = None) -> ServedModels:
+        """Return a schema's live models, read from the registry on the first request."""
+        key = (game, schema)
+        followed = self._followed.get(key)
         if followed is None:
-            followed = self._games[game] = _Game()
+            followed = self._followed[key] = _Followed()
+            # Usually known already: clients that name no schema get the newest one's.
+            newest = self._followed.get((game, None), followed).served
+            if newest.policy is not None and newest.policy.game.schema == schema:
+                followed.served = newest
         followed.asked_s = self._monotonic()
         if followed.served.seen == _UNREAD:
-            await self._look(game, followed)
+            await self._look(key, followed)
         return followed.served
 
-    def cached_policy(self, game: str) -> Policy | None:
-        """Return the champion's policy, if it has been read."""
-        followed = self._games.get(game)
-        return followed.served.policy if followed else None
-
     async def newer(
-        self, game: str, after: int, wait_s: float, *, with_policy: bool = False
+        self,
+        game: str,
+        after: int,
+        *,
+        wait_s: float,
+        schema: str | None = None,
+        with_policy: bool = False,
     ) -> ServedModels | None:
         """Wait for live models with a number above `after`; None if there are none within `wait_s`.
 
@@ -108,46 +123,47 @@ class ServedBots:
         """
         deadline_s = self._monotonic() + wait_s
         while True:
-            served = await self.now(game)
+            served = await self.now(game, schema)
             if served.bot.number > after and (served.policy is not None or not with_policy):
                 return served
             remaining_s = deadline_s - self._monotonic()
             if remaining_s <= 0 or self._is_stopping:
                 return None
             try:
-                await asyncio.wait_for(self._games[game].changed.wait(), remaining_s)
+                changed = self._followed[game, schema].changed
+                await asyncio.wait_for(changed.wait(), remaining_s)
             except TimeoutError:
                 return None
 
     def stop_waiting(self) -> None:
         """End all current and later waits of `newer`, because the gateway is stopping."""
         self._is_stopping = True
-        for followed in self._games.values():
+        for followed in self._followed.values():
             followed.changed.set()
 
     async def follow(self) -> None:
         """Read the registry regularly until cancelled, when the gateway stops."""
         while True:
             await asyncio.sleep(self.every_s)
-            for game, followed in list(self._games.items()):
+            for key, followed in list(self._followed.items()):
                 if self._monotonic() - followed.asked_s > _IDLE_S:
-                    del self._games[game]
+                    del self._followed[key]
                     followed.changed.set()
                 else:
-                    await self._look(game, followed)
+                    await self._look(key, followed)
 
-    async def _look(self, game: str, followed: _Game) -> None:
+    async def _look(self, key: _Key, followed: _Followed) -> None:
         async with followed.looking:
             try:
                 served = await asyncio.get_running_loop().run_in_executor(
-                    self._executor, self._read, game, followed.served
+                    self._executor, self._read, key, followed.served
                 )
             except Exception as error:
                 # Logged once and retried at the next read; the last good bot stays meanwhile.
                 if not followed.is_failing:
                     _log.warning(
                         "registry_not_readable",
-                        game=game,
+                        game=key[0],
                         error=repr(error)[:300],
                         next="the last known bot stays",
                     )
@@ -162,22 +178,29 @@ class ServedBots:
 
     # --- In a thread ------------------------------------------------------------------------------
 
-    def _read(self, game: str, before: ServedModels) -> ServedModels:
+    def _read(self, key: _Key, before: ServedModels) -> ServedModels:
+        game, schema = key
         now = self._registry.catalogue(game)
         if now.number == before.seen and self._monotonic() < before.again_s:
             return before
-        champion = now.aliases.get("champion")
+        champion, canary = now.pointers(schema)
         if champion is None or not champion.model_no:
             return ServedModels(bot=self._bot(now, champion, None), seen=now.number)
         again_s = self._monotonic() + _AGAIN_S
-        served = self._with_champion(now, champion, before)
+        served = self._with_champion(now, champion, canary, before)
         if served is not None:
             return served
-        if before.policy is not None:
+        if before.policy is not None and before.model_no not in now.discarded:
             return replace(before, seen=now.number, again_s=again_s)
         # A gateway that starts while the champion is damaged uses the last intact one.
-        for earlier in reversed(now.history[:-1]):
-            if earlier.model_no and (served := self._with_champion(now, earlier, before)):
+        for earlier in reversed(now.history):
+            if (
+                earlier.model_no
+                and earlier.model_no not in now.discarded
+                and earlier.schema == champion.schema
+                and earlier.number < champion.number
+                and (served := self._with_champion(now, earlier, canary, before))
+            ):
                 return replace(
                     served, bot=replace(served.bot, number=earlier.number), again_s=again_s
                 )
@@ -188,7 +211,7 @@ class ServedBots:
         return ServedModels(bot=no_bot, seen=now.number, again_s=again_s, damage=damage)
 
     def _with_champion(
-        self, now: Catalogue, champion: Alias, before: ServedModels
+        self, now: Catalogue, champion: Alias, canary: Alias | None, before: ServedModels
     ) -> ServedModels | None:
         """Return models with this champion, or None if it is damaged; omit a damaged canary."""
         number = champion.model_no
@@ -199,7 +222,6 @@ class ServedBots:
             if opened is None:
                 return None
             policy, raw = opened
-        canary = now.aliases.get("canary")
         if (
             canary is not None
             and canary.model_no != before.canary_no
@@ -213,6 +235,7 @@ class ServedBots:
             model_no=number,
             raw=raw,
             canary_no=canary.model_no if canary else 0,
+            noise=noise.noise if (noise := now.noise.get(champion.schema)) else DEFAULT_NOISE,
         )
 
     def _opened(
@@ -235,9 +258,7 @@ class ServedBots:
             return None
 
     def _bot(self, now: Catalogue, champion: Alias | None, canary: Alias | None) -> LiveModels:
-        return live_models(
-            now, champion, canary, trust=self._trust, canary_share=self._canary_share
-        )
+        return live_models(now, champion, canary, trust=self._trust)
 
 
 @dataclass(slots=True)
@@ -246,11 +267,12 @@ class _Question:
     obs: dict[str, Array]
     action_mask: Array | None
     deterministic: bool
+    skill: BotSkill | None
     answer: "asyncio.Future[Any]"
 
 
 class PolicyServer:
-    """Answers `act` and `advise` with the champion, computed in a thread."""
+    """Answers `act` and `advise` with the champion of the spec's schema, computed in a thread."""
 
     def __init__(self, bots: ServedBots, rng: np.random.Generator, *, within_s: float) -> None:
         self._bots = bots
@@ -262,22 +284,48 @@ class PolicyServer:
         self._gathering: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def act(self, spec: GameSpec, ask: Ask) -> Acted:
-        """Return the champion's action; a random valid one if the champion cannot decide."""
-        mask = _action_mask(spec, ask.action_mask)
-        columns = _columns(spec, ask.obs)
+    async def act(self, specs: Sequence[GameSpec], ask: Ask) -> Acted:
+        """Return the champion's action; a random valid one if the champion cannot decide.
+
+        Of several specs, the newest that has a champion decides; if that is not known in time, the
+        last one that the observation fits.
+        """
+        skill = bot_skill(ask.skill, ask.temperature)
+        if ask.temperature is not None and ask.deterministic:
+            raise Refused(
+                "bad_temperature",
+                "temperature and deterministic are both given, but a temperature applies to "
+                "sampled actions; give one of the two",
+            )
+        spec = specs[0] if len(specs) == 1 else _fitting(specs, ask)
         try:
             async with asyncio.timeout(self._within_s):
-                # Shielded, so that a first read of the registry completes for the next requests.
-                served = await asyncio.shield(self._keep(self._bots.now(spec.game)))
+                if len(specs) > 1:
+                    spec = newest_of(specs, await self._served(spec.game), spec)
+                mask = _action_mask(spec, ask.action_mask)
+                columns = _columns(spec, ask.obs)
+                served = await self._served(spec.game, spec.schema)
                 if why := no_decision_reason(served, spec):
                     return self._fallback(spec, mask, why)
-                action = await self._ask(served, columns, mask, ask.deterministic)
+                skill = skill and skill.with_noise(served.noise)
+                is_best = ask.deterministic
+                if is_best is None:
+                    is_best = ask.temperature is None
+                action = await self._ask(
+                    served, columns, mask=mask, deterministic=is_best, skill=skill
+                )
         except TimeoutError:
+            mask = _action_mask(spec, ask.action_mask)
             return self._fallback(spec, mask, f"the bot took longer than {self._within_s:.3g} s")
         if action is None:
             return self._fallback(spec, mask, "the bot failed")
-        return Acted(action=action, model_no=served.model_no)
+        noise = msgspec.UNSET if skill is None or skill.noise is None else skill.noise
+        return Acted(action=action, model_no=served.model_no, noise=noise)
+
+    async def _served(self, game: str, schema: str | None = None) -> ServedModels:
+        # Shielded, so that a first read of the registry completes for the next requests.
+        served: ServedModels = await asyncio.shield(self._keep(self._bots.now(game, schema)))
+        return served
 
     async def advise(self, spec: GameSpec, ask: Ask) -> Advised:
         """Return every valid action with the champion's rating, best first."""
@@ -285,9 +333,13 @@ class PolicyServer:
             raise Refused(
                 "not_discrete", f"{spec.game} has no discrete actions to rank; use act instead"
             )
+        if ask.skill is not None or ask.temperature is not None:
+            raise Refused(
+                "bad_skill", "advise rates actions as released; leave out skill and temperature"
+            )
         mask = _action_mask(spec, ask.action_mask)
         columns = _columns(spec, ask.obs)
-        served = await self._bots.now(spec.game)
+        served = await self._bots.now(spec.game, spec.schema)
         if why := no_decision_reason(served, spec):
             raise Refused("no_bot", f"{why}; record more steps, or release a model")
         return await asyncio.get_running_loop().run_in_executor(
@@ -299,12 +351,18 @@ class PolicyServer:
         return Acted(action=_as_json(action), model_no=0, is_fallback=True, why=why)
 
     def _ask(
-        self, served: ServedModels, obs: dict[str, Array], mask: Array | None, deterministic: bool
+        self,
+        served: ServedModels,
+        obs: dict[str, Array],
+        *,
+        mask: Array | None,
+        deterministic: bool,
+        skill: BotSkill | None,
     ) -> "asyncio.Future[Any]":
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         assert served.policy is not None
-        self._waiting.append(_Question(served.policy, obs, mask, deterministic, answer))
+        self._waiting.append(_Question(served.policy, obs, mask, deterministic, skill, answer))
         if len(self._waiting) >= MAX_BATCH:
             self._decide()
         elif self._gathering is None:
@@ -317,9 +375,14 @@ class PolicyServer:
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
-        groups: dict[tuple[int, bool, bool], list[_Question]] = {}
+        groups: dict[tuple[int, bool, bool, bool], list[_Question]] = {}
         for question in questions:
-            key = (id(question.policy), question.action_mask is None, question.deterministic)
+            key = (
+                id(question.policy),
+                question.action_mask is None,
+                question.deterministic,
+                question.skill is None,
+            )
             groups.setdefault(key, []).append(question)
         for group in groups.values():
             self._keep(self._answer(group))
@@ -354,8 +417,6 @@ def no_decision_reason(served: ServedModels, spec: GameSpec) -> str:
     policy = served.policy
     if policy is None:
         return served.damage or f"{spec.game} has no bot yet"
-    if policy.game.schema != spec.schema:
-        return f"{spec.game}/{served.model_no} was trained for another schema"
     if policy.stack > 1:
         return (
             f"{spec.game}/{served.model_no} needs the last {policy.stack} observations, which only "
@@ -369,6 +430,22 @@ def _as_json(action: Any) -> Any:
     if isinstance(action, dict):
         return {name: _as_json(part) for name, part in action.items()}
     return action.tolist() if isinstance(action, np.ndarray) else action
+
+
+def newest_of(specs: Sequence[GameSpec], newest: ServedModels, default: GameSpec) -> GameSpec:
+    """Return the spec of the newest champion, or the default without one."""
+    schema = newest.policy.game.schema if newest.policy else ""
+    return next((spec for spec in specs if spec.schema == schema), default)
+
+
+def _fitting(specs: Sequence[GameSpec], ask: Ask) -> GameSpec:
+    """Return the last spec that the request fits, or the first one."""
+    for spec in reversed(specs):
+        with contextlib.suppress(Refused):
+            _action_mask(spec, ask.action_mask)
+            _columns(spec, ask.obs)
+            return spec
+    return specs[0]
 
 
 def _columns(spec: GameSpec, raw: msgspec.Raw) -> dict[str, Array]:
@@ -401,6 +478,9 @@ def _decide(group: list[_Question], seed: int) -> list[Any]:
         # All timed out while they queued; computing them would delay the next ones.
         return [None] * len(group)
     policy = group[0].policy
+    if group[0].skill is not None:
+        rng = np.random.default_rng(seed)
+        return [np.asarray(_choose(question, rng)).tolist() for question in group]
     obs = {
         name: np.concatenate([question.obs[name] for question in group]) for name in group[0].obs
     }
@@ -410,6 +490,18 @@ def _decide(group: list[_Question], seed: int) -> list[Any]:
     noise = None if is_greedy else policy.head.noise(np.random.default_rng(seed), len(group))
     decision = policy.decide(obs, noise, action_mask=action_mask, deterministic=is_greedy)
     return [np.asarray(action).tolist() for action in env_actions(policy.game, decision.action)]
+
+
+def _choose(question: _Question, rng: np.random.Generator) -> Any:
+    """The action at a skill, as the clients choose it."""
+    mask = question.action_mask
+    return question.policy.choose_columns(
+        {name: column[0] for name, column in question.obs.items()},
+        action_mask=None if mask is None else mask[0],
+        deterministic=question.deterministic,
+        rng=rng,
+        skill=question.skill,
+    )[0]
 
 
 def _advise(

@@ -25,6 +25,7 @@ from understudy.models.manifest import Manifest
 from understudy.ports import LiveModels, refused_ack
 from understudy.serve import wire
 from understudy.serve.api import JSON, Answer, ApiRoute, Call
+from understudy.serve.bots import newest_of
 from understudy.serve.intake import Admitted, close_of, frame_of
 
 POLICY_TYPE = "application/vnd.understudy.policy"
@@ -107,6 +108,8 @@ async def show_game(call: Call) -> Answer:
             schemas=sorted(specs),
             champion=catalogue.model_of("champion"),
             canary=catalogue.model_of("canary"),
+            champions={pointer.schema: pointer.model_no for pointer in catalogue.live("champion")},
+            missing_steps=call.gateway_state.missing_steps.get(call.game),
         )
     )
 
@@ -139,21 +142,37 @@ async def show_spec(call: Call) -> Answer:
 
 async def show_bot(call: Call) -> Answer:
     """Return the live models; with `after` and `wait_s`, wait for newer ones or return 204."""
-    await call.gateway_state.specs.of(call.game)
+    schema = await _schema(call)
     after = call.integer("after")
     wait_s = call.seconds("wait_s", most=call.gateway_state.config.max_poll_s)
+    bots = call.gateway_state.bots
     if "after" not in call.query_params:
-        return Answer((await call.gateway_state.bots.now(call.game)).bot)
-    served = await call.gateway_state.bots.newer(call.game, after, wait_s)
+        return Answer((await bots.now(call.game, schema)).bot)
+    served = await bots.newer(call.game, after, wait_s=wait_s, schema=schema)
     return Answer(b"", 204) if served is None else Answer(served.bot)
+
+
+async def _schema(call: Call) -> str | None:
+    """Return the registered schema that the query names; None without one."""
+    specs = await call.gateway_state.specs.of(call.game)
+    schema = call.query_params.get("schema")
+    if schema is not None and schema not in specs:
+        raise Refused(
+            "not_registered",
+            f"{call.game} has no schema {schema[:12]}; register its spec first: PUT "
+            f"/v1/games/{call.game}",
+        )
+    return schema
 
 
 async def weights(call: Call) -> Answer:
     """Return the champion's policy once the live models are newer than `after`; 204 on timeout."""
-    await call.gateway_state.specs.of(call.game)
+    schema = await _schema(call)
     after = call.integer("after")
     wait_s = call.seconds("wait_s", most=call.gateway_state.config.max_poll_s)
-    served = await call.gateway_state.bots.newer(call.game, after, wait_s, with_policy=True)
+    served = await call.gateway_state.bots.newer(
+        call.game, after, wait_s=wait_s, schema=schema, with_policy=True
+    )
     if served is None:
         return Answer(b"", 204)
     headers = {
@@ -166,14 +185,18 @@ async def weights(call: Call) -> Answer:
 async def show_model(call: Call) -> Answer:
     manifest, catalogue = await _model(call)
     return Answer(
-        wire.ModelInfo(model_no=manifest.model_no, signed=catalogue.signed[manifest.name].decode())
+        wire.ModelInfo(
+            model_no=manifest.model_no,
+            signed=catalogue.signed[manifest.name].decode(),
+            verdict=catalogue.verdicts.get(manifest.model_no, ""),
+        )
     )
 
 
 async def show_policy(call: Call) -> Answer:
     """Return any model's policy; fails unless its bytes match the signed hash."""
     manifest, _ = await _model(call)
-    served = await call.gateway_state.bots.now(call.game)
+    served = await call.gateway_state.bots.now(call.game, manifest.schema)
     is_shared = served.model_no == manifest.model_no
     raw = served.raw if is_shared else await _on_disk(call, _signed_policy, call, manifest)
     return Answer(
@@ -224,9 +247,10 @@ async def promote(call: Call) -> Answer:
 
 
 async def rollback(call: Call) -> Answer:
-    await call.gateway_state.specs.of(call.game)
+    schema = await _schema(call)
+    registry = call.gateway_state.registry
     number = await _on_disk(
-        call, lambda: call.gateway_state.registry.rollback(call.game, why="by hand")
+        call, lambda: registry.rollback(call.game, why="by hand", schema=schema)
     )
     return Answer(wire.Pointed(alias="champion", model_no=number))
 
@@ -236,7 +260,7 @@ async def rollback(call: Call) -> Answer:
 
 async def act(call: Call) -> Answer:
     ask = call.read(wire.Ask)
-    return Answer(await call.gateway_state.decider.act(await _spec(call, ask), ask))
+    return Answer(await call.gateway_state.decider.act(await _specs(call, ask, waits=False), ask))
 
 
 async def advise(call: Call) -> Answer:
@@ -245,16 +269,23 @@ async def advise(call: Call) -> Answer:
 
 
 async def _spec(call: Call, ask: wire.Ask) -> GameSpec:
-    """Return the spec that the request names, else the champion's, else any."""
-    specs = await call.gateway_state.specs.of(call.game)
-    if ask.schema is not None:
-        if ask.schema not in specs:
-            raise Refused(
-                "unknown_schema", f"{call.game} has no such schema; send one of {sorted(specs)[:4]}"
-            )
-        return specs[ask.schema]
-    policy = call.gateway_state.bots.cached_policy(call.game)
-    return specs.get(policy.game.schema if policy else "") or next(iter(specs.values()))
+    """Return the spec that the request names, else the newest with a champion, else any."""
+    specs = await _specs(call, ask)
+    if len(specs) == 1:
+        return specs[0]
+    return newest_of(specs, await call.gateway_state.bots.now(call.game), specs[0])
+
+
+async def _specs(call: Call, ask: wire.Ask, *, waits: bool = True) -> list[GameSpec]:
+    """Return the spec that the request names, else all of the game; `waits` as in `SpecCache`."""
+    specs = await call.gateway_state.specs.of(call.game, schema=ask.schema, waits=waits)
+    if ask.schema is None:
+        return list(specs.values())
+    if ask.schema not in specs:
+        raise Refused(
+            "unknown_schema", f"{call.game} has no such schema; send one of {sorted(specs)[:4]}"
+        )
+    return [specs[ask.schema]]
 
 
 # --- Operation ------------------------------------------------------------------------------------
@@ -314,6 +345,7 @@ ROUTES = (
         "The live models, signed; waits for newer ones",
         gives=LiveModels,
         waits=True,
+        has_schema=True,
     ),
     ApiRoute(
         "GET",
@@ -323,6 +355,7 @@ ROUTES = (
         "The champion's policy; waits for a newer one",
         gives=POLICY_TYPE,
         waits=True,
+        has_schema=True,
     ),
     ApiRoute(
         "POST",
@@ -402,6 +435,7 @@ ROUTES = (
         rollback,
         "Restore the previous champion",
         gives=wire.Pointed,
+        has_schema=True,
     ),
 )
 """`{game}` in a path is always a game's name; keys of other games are rejected for that path."""
@@ -466,6 +500,8 @@ def _operation(route: ApiRoute, schemas: dict[Any, Any]) -> dict[str, Any]:
         parameters += [
             {"name": name, "in": "query", "schema": kind} for name, kind in _IN_QUERY.items()
         ]
+    if route.has_schema:
+        parameters.append({"name": "schema", "in": "query", "schema": _IN_PATH["schema"]})
     if parameters:
         operation["parameters"] = parameters
     if route.takes is not None:

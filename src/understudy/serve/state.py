@@ -55,8 +55,6 @@ class GatewayConfig:
 
     hosts: tuple[str, ...] = ()
     """Host names that the gateway serves, besides loopback; other Host headers are rejected."""
-    canary_share: float = 0.2
-    """The share of episodes that a canary plays."""
     target_steps_s: float | None = None
     """Steps per second to record in each game, of all its players together; None: all steps."""
     follow_every_s: float = 0.03
@@ -74,10 +72,6 @@ class GatewayConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hosts", tuple(host.lower() for host in self.hosts))
-        if not 0 < self.canary_share <= 0.5:
-            raise ConfigError(
-                f"canary_share is {self.canary_share}; pass a share above 0 and at most 0.5"
-            )
         times = (
             self.follow_every_s,
             self.keys_every_s,
@@ -115,9 +109,16 @@ class SpecCache:
         self._executor = executor
         self._clock = clock
         self._cache: dict[str, _CachedSpecs] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def of(self, game: str) -> dict[str, GameSpec]:
-        """Return a game's specs by schema; Refused if it has none."""
+    async def of(
+        self, game: str, *, schema: str | None = None, waits: bool = True
+    ) -> dict[str, GameSpec]:
+        """Return a game's specs by schema; Refused if it has none.
+
+        Known specs that are due to be read again are returned after that, or with `waits=False` at
+        once, unless `schema` is not one of them.
+        """
         cached = self._cache.get(game)
         now_s = self._clock.monotonic()
         if cached is not None and now_s - cached.at_s <= _FRESH_S:
@@ -125,6 +126,20 @@ class SpecCache:
         if cached is not None:
             # Concurrent requests use the old specs, so that the registry is read only once.
             self._cache[game] = replace(cached, at_s=now_s)
+        if cached is not None and not waits and (schema is None or schema in cached.specs):
+            refresh = asyncio.get_running_loop().create_task(self._refreshed(game, cached))
+            self._tasks.add(refresh)
+            refresh.add_done_callback(self._end)
+            return cached.specs
+        return await self._refreshed(game, cached)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # a request that waits gets it; here it is only marked as read
+
+    async def _refreshed(self, game: str, cached: _CachedSpecs | None) -> dict[str, GameSpec]:
+        now_s = self._clock.monotonic()
         try:
             specs = await self._run(self._read, game)
         except (UnderstudyError, OSError) as error:
@@ -386,6 +401,8 @@ class GatewayState:
     is_ready: bool = field(default=False, init=False)
     roles: Mapping[str, str] = field(default_factory=dict, init=False)
     """The state of each role that runs beside this gateway, by name; `/readyz` returns it."""
+    missing_steps: Mapping[str, int] = field(default_factory=dict, init=False)
+    """Steps to each game's next candidate, if the learner runs beside this gateway."""
 
     disk: ThreadPoolExecutor = field(init=False)
     """Threads that read and write the registry."""
@@ -410,7 +427,6 @@ class GatewayState:
             self.registry,
             self.disk,
             trust=[public_key_text(public) for public in self.trusted.values()],
-            canary_share=self.config.canary_share,
             follow_every_s=self.config.follow_every_s,
         )
         self.decider = PolicyServer(

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from understudy.core.errors import Refused
 from understudy.experience.frame import MAX_COUNT
+from understudy.experience.skill import MAX_TEMPERATURE
 from understudy.ports import Ack
 
 Text = Annotated[str, Meta(max_length=128)]
@@ -116,6 +117,12 @@ class Note(Struct, frozen=True, kw_only=True):
     result: Annotated[str, Meta(max_length=64)] | int | float | None = None
     seed: Annotated[int, Meta(ge=0)] | None = None
     model: Text | None = None
+    propensity: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """The probability with which `model` was drawn for the episode, if there were several."""
+    skill: Literal["easy", "even"] | None = None
+    noise: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """The noise of that skill, as the answer to `act` states it."""
+    temperature: Annotated[float, Meta(gt=0, le=MAX_TEMPERATURE)] | None = None
     cut: bool = False
 
 
@@ -166,8 +173,12 @@ class GameInfo(Struct, frozen=True, kw_only=True):
     game: str
     schemas: list[str]
     champion: int
-    """The champion's model number; 0: no bot yet."""
+    """The champion's model number, of the newest schema that has one; 0: no bot yet."""
     canary: int
+    champions: dict[str, int]
+    """The champion's model number of every schema that has one."""
+    missing_steps: int | None = None
+    """Steps to record before the next candidate, or the first bot, is trained; null: not known."""
 
 
 class Registered(Struct, frozen=True, kw_only=True):
@@ -178,10 +189,12 @@ class Registered(Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True):
-    """A model's signed manifest."""
+    """A model's signed manifest, and what became of it."""
 
     model_no: int
     signed: str
+    verdict: str = ""
+    """The gate's decision and its reason; empty: not judged yet."""
 
 
 # --- Decisions on the server ----------------------------------------------------------------------
@@ -194,9 +207,14 @@ class Ask(Struct, frozen=True, kw_only=True):
     """Numbers in the game's shape, decoded by `read_numbers`."""
     action_mask: list[bool] | None = None
     """Whether each action is valid; null: all are."""
-    deterministic: bool = True
+    deterministic: bool | None = None
+    """Choose the best action instead of sampling; null: true, or false with a temperature."""
+    skill: str | None = None
+    """How well the bot plays: easy, even or hard; null: hard, as released."""
+    temperature: float | None = None
+    """How random the bot's choices are; null: as released."""
     schema: Schema | None = None
-    """The schema of the observation's spec; by default the champion's."""
+    """The schema of the observation's spec; by default the newest that has a champion."""
 
 
 class Acted(Struct, frozen=True, kw_only=True):
@@ -208,6 +226,8 @@ class Acted(Struct, frozen=True, kw_only=True):
     is_fallback: bool = False
     why: str = ""
     """Why the action is random."""
+    noise: float | msgspec.UnsetType = msgspec.UNSET
+    """The noise of the requested skill, for the episode's note; absent without a skill."""
 
 
 class Advice(Struct, frozen=True, kw_only=True):

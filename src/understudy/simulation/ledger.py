@@ -86,8 +86,8 @@ class LedgerLink:
     def register(self, spec: GameSpec) -> None:
         self._link.register(spec)
 
-    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
-        return self._link.bot(after, wait_s=wait_s)
+    def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> LiveModels | None:
+        return self._link.bot(after, wait_s=wait_s, schema=schema)
 
     def policy(self, model_no: int) -> bytes:
         return self._link.policy(model_no)

@@ -40,8 +40,10 @@ from understudy.models.registry import Registry
 from understudy.nn.policy import Policy
 from understudy.platform.config import (
     Config,
+    GateSection,
     GatewaySection,
     IngestSection,
+    LearnerSection,
     ModelsSection,
     StoreSection,
     StreamSection,
@@ -124,7 +126,13 @@ def running(
             open_store(store, specs=SpecFolder(DataFolder(data).games)).close()
         yield Config(
             data=str(data),
-            gateway=GatewaySection(port=0, canary_share=0.5),
+            gateway=GatewaySection(port=0),
+            gate=GateSection(first_share=0.5),
+            # A minute is too short for iql and long clones; and bots that play as often wrong as
+            # people leave room for a visible improvement.
+            learner=LearnerSection(
+                bc_updates=512, improve_with="dqn", improve_steps=1, temperature=1.0
+            ),
             stream=StreamSection(url=stream),
             store=StoreSection(url=store),
             models=ModelsSection(url=models),

@@ -20,7 +20,7 @@ import struct
 import sys
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -148,6 +148,31 @@ class FileStream:
             if records or ended or self._closed.is_set() or self._clock.monotonic() >= deadline:
                 return Read(records, following, ended and not records)
             self._clock.wait(self._closed, _POLL_S)
+
+    def state(self, *, without: Container[str] = ()) -> Hashable:
+        """A value that changes with every append and every new partition, except those `without`.
+
+        It costs a fraction of a read, so that a reader of all partitions can wait for a change.
+        """
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return ()
+        state: list[Hashable] = [tuple(names)]
+        for name in names:
+            if name.startswith(".") or name in without:
+                continue
+            folder = os.path.join(self._folder, name)
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
+                newest = max(os.listdir(folder))
+                state.append((name, newest, os.stat(os.path.join(folder, newest)).st_size))
+        return tuple(state)
+
+    def folders(self, *, without: Container[str] = ()) -> list[str]:
+        """The folders in which something changes when `state` does."""
+        names = os.listdir(self._folder) if self._folder.is_dir() else []
+        live = [name for name in names if not name.startswith(".") and name not in without]
+        return [str(self._folder), *(os.path.join(self._folder, name) for name in live)]
 
     def damage(self) -> list[str]:
         """One line per damaged entry; reads every file."""

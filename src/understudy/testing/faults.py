@@ -156,10 +156,10 @@ class FaultyLink:
             for frame in frames
         ]
 
-    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
+    def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> LiveModels | None:
         if self._dice(self._faults.lose_answer):
             raise self._error()
-        return self._inner.bot(after, wait_s=wait_s)
+        return self._inner.bot(after, wait_s=wait_s, schema=schema)
 
     def policy(self, model_no: int) -> bytes:
         return self._inner.policy(model_no)

@@ -4,6 +4,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -129,6 +130,23 @@ class LinkContract:
         document = open_signed(models.canary.encode(), trusted_keys(*models.trust))
         assert document["model_no"] == number
         assert 0.0 < models.canary_share <= 0.5
+        link.close()
+
+    def test_each_schema_has_its_own_live_models(self) -> None:
+        link = self._registered()
+        number = self.release(self.random_policy())
+        other = replace(self.spec, max_episode_steps=(self.spec.max_episode_steps or 0) + 1)
+        link.register(other)
+        for schema in (None, self.spec.schema):
+            models = link.bot(0, wait_s=5.0, schema=schema)
+            while models is not None and models.champion is None:
+                models = link.bot(models.number, wait_s=5.0, schema=schema)
+            assert models is not None
+            assert models.champion is not None
+            point = open_signed(models.champion.encode(), trusted_keys(*models.trust))
+            assert point["model_no"] == number
+        models = link.bot(0, wait_s=1.0, schema=other.schema)
+        assert models is None or models.champion is None
         link.close()
 
     def test_a_call_with_the_newest_number_waits_for_the_next(self) -> None:

@@ -1,12 +1,15 @@
 """Training from a store: a learner that plays nothing and follows the experience of others."""
 
+import itertools
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 
+from understudy.algorithm import Batch, Transitions
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.tensors import Array
@@ -14,7 +17,7 @@ from understudy.experience.chunk import By, Chunk, ChunkId, RowKind, chunk_name
 from understudy.experience.frame import FrameKind
 from understudy.experience.session import tombstone_of
 from understudy.learn.learner import Learner
-from understudy.learn.replay import ReplaySource
+from understudy.learn.replay import HostReplay, ReplayConfig, ReplaySource
 from understudy.nn.policy import Policy
 from understudy.ports import Forgotten, Stored
 from understudy.training.events import Compiling, Guarded, OnEvent, Update
@@ -25,6 +28,12 @@ from understudy.training.follower import (
     stored_chunks,
 )
 
+HELD_OUT_SHARE = 0.2
+"""Share of the steps that `hold_out` keeps from training."""
+MAX_HELD_OUT_SHARE = 1 / 3
+MANY_PLAYERS = 15
+"""From this many players on, whole players are held out."""
+_COMPARED_STEPS = 4_096
 IDLE_S = 60.0
 """A session counts as ended after this long without a chunk, if it was active during training."""
 
@@ -58,6 +67,7 @@ class FromStore:
                 "store; use bc, iql or dqn"
             )
         self.learner = learner
+        self._source = learner.source
         self._replay = learner.source.replay
         self._follower = follower
         self._steps = steps
@@ -70,6 +80,8 @@ class FromStore:
         self._is_first_read = True
         self._owners: dict[uuid.UUID, bytes] = {}
         self._received_s: dict[uuid.UUID, float] = {}
+        self._held_out: dict[ChunkId, int] = {}
+        """Chunks that are not learned from, to compare a policy with, and their steps."""
         self.left_out_chunks = 0
         """Chunks skipped because their players did not consent to learning."""
         self.rejected_chunks = 0
@@ -79,8 +91,8 @@ class FromStore:
 
     @property
     def n_usable(self) -> int:
-        """Steps available to learn from now."""
-        return self._replay.n_sampleable
+        """Steps available to learn from now, or held out of that."""
+        return self._replay.n_sampleable + sum(self._held_out.values())
 
     @property
     def steps(self) -> int:
@@ -104,6 +116,7 @@ class FromStore:
                 f"steps, {self.left_out_chunks} chunks without consent, {self.rejected_chunks} "
                 "rejected; record with consent='granted', or check the game and its schema"
             )
+        self._source.measure(self._owners)
         calls = learner.counts.calls
         return learner.run(lambda: learner.counts.calls > calls, self)
 
@@ -166,9 +179,11 @@ class FromStore:
                     for session, player in self._owners.items()
                     if tombstone_of(player) == item.player
                 }
-                keys = [key for key in self._replay.chunk_ids() if key[0] in owned]
+                known = (*self._replay.chunk_ids(), *self._held_out)
+                keys = [key for key in known if key[0] in owned]
             for session, number in keys:
                 self._replay.evict(session, number)
+                self._held_out.pop((session, number), None)
             return
         frame = item.frame
         chunk = item.chunk
@@ -200,6 +215,43 @@ class FromStore:
         self._received_s[frame.session] = float(frame.received_s)
         self._owners[frame.session] = frame.player
 
+    # --- Held-out steps ---------------------------------------------------------------------------
+
+    def hold_out(self) -> None:
+        """Keep a share of the steps out of training; those of later chunks are learned from."""
+        steps = self._replay.steps_of_chunks()
+        owners = {key: self._owners[key[0]] for key in steps if key[0] in self._owners}
+        self._held_out = {key: steps[key] for key in held_out_of(owners, steps)}
+        for session, number in self._held_out:
+            self._replay.evict(session, number)
+
+    @property
+    def has_held_out(self) -> bool:
+        return bool(self._held_out)
+
+    def learned_sample(self) -> Batch:
+        """Some of the steps that are learned from."""
+        return _sample(self._replay)
+
+    def held_out(self) -> list[Batch]:
+        """The held-out steps, a batch for each player; those erased since then are omitted."""
+        algorithm = self.learner.algorithm
+        assert isinstance(algorithm.needs, Transitions)
+        needs = replace(algorithm.needs, prioritised=False)
+        by_player: dict[bytes, list[Chunk]] = {}
+        for chunk in self._read(list(self._held_out)):
+            by_player.setdefault(self._owners[chunk.meta.session], []).append(chunk)
+        batches = []
+        for chunks in by_player.values():
+            n_rows = sum(chunk.n_rows + needs.stack for chunk in chunks)
+            replay = HostReplay(algorithm.game, needs, ReplayConfig(capacity=2 * n_rows + 1_024))
+            for chunk in chunks:
+                replay.insert(chunk)
+            for chunk in chunks:
+                replay.close(chunk.meta.session)
+            batches.append(_sample(replay))
+        return batches
+
     def _end(self, session: uuid.UUID) -> None:
         if self._received_s.pop(session, None) is not None:
             self._replay.close(session)
@@ -209,7 +261,7 @@ class FromStore:
     def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """The learner's state and the position in the store; never a player's rows."""
         arrays, facts = self.learner.checkpoint()
-        sessions = {session for session, _ in self._replay.chunk_ids()}
+        sessions = {session for session, _ in (*self._replay.chunk_ids(), *self._held_out)}
         self._owners = {
             session: player for session, player in self._owners.items() if session in sessions
         }
@@ -217,6 +269,10 @@ class FromStore:
             "position": self.position.to_json(),
             "received_s": {str(session): at_s for session, at_s in self._received_s.items()},
             "owners": {str(session): player.hex() for session, player in self._owners.items()},
+            "held_out": [
+                [str(session), number, n_steps]
+                for (session, number), n_steps in self._held_out.items()
+            ],
         }
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
@@ -226,6 +282,10 @@ class FromStore:
         self._received_s = {uuid.UUID(text): at_s for text, at_s in facts["received_s"].items()}
         self._owners = {
             uuid.UUID(session): bytes.fromhex(player) for session, player in facts["owners"].items()
+        }
+        self._held_out = {
+            (uuid.UUID(session), number): n_steps
+            for session, number, n_steps in facts.get("held_out", ())  # new in this version
         }
         self.policy = self.learner.current()
 
@@ -239,6 +299,42 @@ class FromStore:
 
     def close(self) -> None:
         self._follower.leave(self)
+
+
+def held_out_of(players: Mapping[ChunkId, bytes], steps: Mapping[ChunkId, int]) -> list[ChunkId]:
+    """The chunks to hold out, of chunks in order of arrival: about a fifth of the steps.
+
+    With many players, or if each has a single chunk, these are all chunks of some players;
+    otherwise the last chunks of each in turn. Nothing is held out if that would be more than a
+    third of the steps.
+    """
+    chunks: dict[bytes, list[ChunkId]] = {}
+    for key, player in players.items():
+        chunks.setdefault(player, []).append(key)
+    if len(chunks) >= MANY_PLAYERS or all(len(own) == 1 for own in chunks.values()):
+        groups = [chunks[player] for player in sorted(chunks)]  # hashes, in no order
+    else:
+        in_turn = itertools.zip_longest(*(reversed(own[1:]) for own in chunks.values()))
+        groups = [[key] for keys in in_turn for key in keys if key is not None]
+    n_steps = sum(steps.values())
+    held_out: list[ChunkId] = []
+    n_held_out = 0
+    for group in groups:
+        if n_held_out >= HELD_OUT_SHARE * n_steps:
+            break
+        n_more = sum(steps[key] for key in group)
+        if n_held_out + n_more <= MAX_HELD_OUT_SHARE * n_steps:
+            held_out += group
+            n_held_out += n_more
+    return held_out
+
+
+def _sample(replay: HostReplay) -> Batch:
+    """Steps of a replay, without its axis of several batches."""
+    n_steps = min(_COMPARED_STEPS, replay.n_sampleable)
+    drawn = replay.draw(1, rng=np.random.default_rng(0), batch=n_steps)
+    batch: Batch = jax.tree.map(lambda column: column[0], drawn.batches)
+    return batch
 
 
 def people_in(chunk: Chunk) -> Chunk | None:

@@ -116,7 +116,7 @@ class Bc:
         self, state: BcState, batch: Batch, knobs: Mapping[str, Any]
     ) -> tuple[BcState, Feedback]:
         """One gradient step towards the recorded actions."""
-        weights = flat.observe(self.network, state.weights, batch.obs)
+        weights = flat.observe(self.network, state.weights, batch.obs, limits=batch.obs_limits)
         loss_of = jax.value_and_grad(self._loss, has_aux=True)
         (loss, logp), grads = loss_of(flat.unpack(self.network, weights), batch, knobs)
         gradient = flat.pack(self.network, grads)

@@ -165,7 +165,7 @@ class Dqn:
         gradient = flat.pack(self.network, grads)
         move, optimiser = self._adam.update(gradient, state.optimiser)
         updated = state.weights - knobs["learning_rate"] * move
-        updated = flat.observe(self.network, updated, batch.obs)
+        updated = flat.observe(self.network, updated, batch.obs, limits=batch.obs_limits)
         updates = state.updates + 1
         rate = jnp.where(updates % self.config.target_period == 0, knobs["target_rate"], 0.0)
         updated_target = state.target + rate * (updated - state.target)

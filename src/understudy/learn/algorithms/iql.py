@@ -57,7 +57,9 @@ class IqlKnobs:
     learning_rate: float | Schedule = setting(
         Schedule(1e-3, 1e-5), 0.0, 1.0, "learning rate of Adam"
     )
-    weight_decay: float | Schedule = setting(1e-4, 0.0, 1.0, "weight decay of the policy's kernels")
+    weight_decay: float | Schedule = setting(
+        1e-4, 0.0, 100.0, "weight decay of the policy's kernels"
+    )
     expectile: float | Schedule = setting(
         0.8, 0.5, 0.999, "how far values follow the best recorded play; 0.5 is its mean"
     )
@@ -194,13 +196,12 @@ class Iql:
         reward_square = state.reward_square + (square - state.reward_square) / updates
         scale = jnp.maximum(jnp.sqrt(reward_square), MIN_SCALE)
 
-        def observe(q: Any) -> Any:
-            return jax.vmap(lambda vector: flat.observe(self.q_network, vector, batch.obs))(q)
-
-        policy = flat.observe(self.network, state.policy, batch.obs)
-        value = flat.observe(self.value_network, state.value, batch.obs)
-        q = observe(state.q)
-        target = observe(state.target)
+        observe = partial(flat.observe, obs=batch.obs, limits=batch.obs_limits)
+        observe_q = jax.vmap(partial(observe, self.q_network))
+        policy = observe(self.network, state.policy)
+        value = observe(self.value_network, state.value)
+        q = observe_q(state.q)
+        target = observe_q(state.target)
         unpack = jax.vmap(partial(flat.unpack, self.q_network))
         (loss, rows), grads = jax.value_and_grad(self._loss, has_aux=True)(
             (

@@ -2,6 +2,7 @@
  * Everything on the page besides the court: score, state, counts, notices, the bot's ranked actions.
  */
 
+const STEPS_SHOWN = 50;
 const NOTICE_MS = 6000;
 const THOUGHTS_EVERY_MS = 200;
 const CHIPS = {
@@ -24,6 +25,21 @@ export function write(id, text) {
 export function plain(error) {
   const text = String(error?.message ?? error).replace(/^[a-z_]+: /, "");
   return text.replace(/ \(\S+ answered \d+\)$/, "").replace(/(; .*|\.)$/s, "");
+}
+
+/**
+ * Why there is no bot: the page has plain http, where browsers cannot verify signatures, or the first bot still needs
+ * steps; their number is rounded, so that it does not change with every step.
+ * @param {Pick<import("./platform.js").Platform, "bot" | "missingSteps" | "stats">} platform
+ */
+export function whyNoBot(platform) {
+  const { refusedBots, lastBotError } = platform.stats();
+  if (platform.bot) return "";
+  if (refusedBots) return `No bot can play here: ${lastBotError}`;
+  if (platform.missingSteps === null) return "";
+  if (platform.missingSteps === 0) return "No bot yet: the first one is being trained.";
+  const steps = STEPS_SHOWN * Math.ceil(platform.missingSteps / STEPS_SHOWN);
+  return `No bot yet: the first one needs about ${steps.toLocaleString("en")} more steps of people who agree.`;
 }
 
 export class Panel {
@@ -82,13 +98,11 @@ export class Panel {
   }
 
   /**
-   * Shows why there is no bot, such as a page over plain http, where browsers cannot verify signatures. Written once,
-   * until something else is chosen: screen readers announce every write.
+   * Shows why there is no bot. Written once, until something else is chosen: screen readers announce every write.
    * @param {import("./platform.js").Platform} platform
    */
   #botless(platform) {
-    const { refusedBots, lastBotError } = platform.stats();
-    const text = !platform.bot && refusedBots ? `No bot can play here: ${lastBotError}` : "";
+    const text = whyNoBot(platform);
     if (text === this.noBot) return;
     const note = element("opponent-note");
     if (text || note.textContent === this.noBot) {

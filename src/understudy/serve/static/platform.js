@@ -69,6 +69,8 @@ export class Platform {
     /** @type {{code: string, detail: string} | null} Why there is no connection. */
     this.failure = invited.key ? null : { code: "no_key", detail: "This page was opened without a key." };
     this.retryS = RETRY_FIRST_S;
+    /** @type {number | null} Steps that the first bot still needs; null while there is a bot, or it is not known. */
+    this.missingSteps = null;
   }
 
   get bot() {
@@ -127,6 +129,19 @@ export class Platform {
       if (isFinal(this.failure.code)) return;
       setTimeout(() => this.connect(), this.retryS * 1000 * (0.5 + Math.random()));
       this.retryS = Math.min(2 * this.retryS, RETRY_CAP_S);
+    }
+  }
+
+  /** Asks how many steps the first bot still needs, while there is none. */
+  async lookForBot() {
+    if (!this.game || this.bot) {
+      this.missingSteps = null;
+      return;
+    }
+    try {
+      this.missingSteps = (await this.#json("")).missing_steps ?? null;
+    } catch {
+      // The platform is away, which the state shows: the last number stays.
     }
   }
 

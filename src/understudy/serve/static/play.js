@@ -16,6 +16,7 @@ import { Platform, invitation, browserStorage } from "./platform.js";
 const MAX_FRAMES_BEHIND = 8;
 const NEWEST_MODELS = 20;
 const STATUS_EVERY_MS = 250;
+const BOT_EVERY_MS = 5000;
 const CONSENT_TEXT =
   "If you agree, what you and the bot do is sent to this platform under a random name and trains the next bot.";
 
@@ -357,7 +358,8 @@ if (hasPage) {
     lastMs = nowMs;
     tick(nowMs);
   });
-  platform.connect();
+  platform.connect().then(() => platform.lookForBot());
+  setInterval(() => platform.lookForBot(), BOT_EVERY_MS);
   keepPage();
 } else {
   const detail = `There are pages for ${Match.title} and ${Balance.title}.`;

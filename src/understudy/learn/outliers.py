@@ -1,0 +1,108 @@
+"""Outliers: the sizes of rewards and observations that most players have.
+
+A few players' false numbers must decide neither the scale of rewards nor that of observations. So
+each player's range is found first, and then that of most players, however many steps one of them
+has recorded.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.algorithm import Batch
+from understudy.core.tensors import Array
+
+_FAR = 100.0
+"""A reward this many times as large as any that most players have is not believed."""
+_VERY_FAR = 1e6
+"""The same, relative to the median of the player's own rewards."""
+_LARGEST_REWARD = 1e6
+"""Games with larger rewards are scaled down to this: squares of float32 overflow from 1e19 on."""
+_ROOM = 5.0
+"""How many times the range of most players an observation may be outside of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What most players' steps allow to believe."""
+
+    reward: float
+    """The largest size of a reward; 0 if there was none."""
+    obs: Mapping[str, Array]
+    """float32[2, ...] by column: lowest and highest value that the scale of observations uses."""
+
+    def apply(self, batches: Batch) -> Batch:
+        """The batches without rewards that are not believed, and scaled down to a million.
+
+        A step whose reward is not believed has no weight: a limited one would still be false.
+        """
+        reward = batches.reward
+        weight = batches.weight
+        if self.reward:
+            is_far = np.abs(reward) > _FAR * self.reward
+            reward = np.where(is_far, 0, reward)
+            weight = np.where(is_far, np.float32(0), weight)
+        reward = reward / np.float32(max(1.0, self.reward / _LARGEST_REWARD))
+        limits = {
+            name: np.broadcast_to(ends, (len(reward), *ends.shape))
+            for name, ends in self.obs.items()
+        }
+        return batches._replace(reward=reward.astype(np.float32), weight=weight, obs_limits=limits)
+
+
+def n_unlike(n_players: int) -> int:
+    """How many players may differ from the others: one from three on, from ten on a tenth."""
+    return -(-n_players // 10) if n_players >= 3 else 0
+
+
+def believable(sizes: Sequence[float]) -> float:
+    """The largest size of most players, each of whom has one; 0 without any above 0."""
+    ordered = sorted(sizes)
+    n_believed = len(ordered) - n_unlike(len(ordered))
+    # If most have none, the others' are all that is known.
+    return next((size for size in (*ordered[:n_believed][-1:], *ordered[-1:]) if size), 0.0)
+
+
+def is_believable(size: float, largest: float) -> bool:
+    """Whether a size is not far above the largest of most players."""
+    return not largest or size <= _FAR * largest
+
+
+def reward_size(rewards: NDArray[np.float32]) -> float:
+    """The largest size of a player's rewards, without those a million times the usual one."""
+    sizes = np.abs(rewards[rewards != 0]).astype(np.float64)
+    return float(sizes[sizes <= _VERY_FAR * np.median(sizes)].max()) if len(sizes) else 0.0
+
+
+def obs_limits(by_player: Sequence[Array]) -> Array:
+    """float32[2, ...]: the limits of a column, from rows of each player.
+
+    A player's range is twice the median deviation from the median, which bad rows do not change
+    unless they are half of all; for a column that has one value in most rows, such as a flag, it
+    is what all but a few rows have. The third of the players that differs most does not count. A
+    column with one value for all others has no limits.
+    """
+    ends = np.stack([_range(rows.astype(np.float64)) for rows in by_player], axis=1)
+    ends.sort(axis=1)  # float64[2, players, ...]
+    n_others = ends.shape[1] // 3
+    low = ends[0, n_others]
+    high = ends[1, ends.shape[1] - 1 - n_others]
+    room = np.where(high > low, _ROOM * (high - low), np.inf)
+    return np.stack([low - room, high + room]).astype(np.float32)
+
+
+def _range(rows: Array) -> Array:
+    """float64[2, ...]: the range of most of a player's rows."""
+    median = np.median(rows, axis=0)
+    deviation = np.median(np.abs(rows - median), axis=0)
+    ordered = np.sort(rows, axis=0)
+    few = len(rows) // 32
+    is_varied = deviation > 0
+    return np.stack(
+        [
+            np.where(is_varied, median - deviation, ordered[few]),
+            np.where(is_varied, median + deviation, ordered[len(rows) - 1 - few]),
+        ]
+    )
