@@ -8,6 +8,7 @@ import pytest
 from understudy.algorithm import Batch
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.spaces import Box
+from understudy.models.gate import ModelCheck
 from understudy.nn.heads import head_for
 from understudy.nn.network import Dense, Input, NetworkSpec
 from understudy.nn.policy import Policy
@@ -48,18 +49,20 @@ def steps(game: GameSpec, n: int = 200, *, seed: int = 0) -> Batch:
     return Batch(columns, action, np.zeros(n), columns, np.ones(n), np.ones(n), mask)
 
 
+def compared(policy: Policy, *, learned: Batch, held_out: list[Batch]) -> ModelCheck:
+    check = check_with_people(policy, learned=learned, held_out=held_out)
+    assert check is not None
+    return check
+
+
 @pytest.mark.parametrize("game", [DISCRETE, MASKED, CONTINUOUS], ids=lambda game: game.game)
 def test_a_bot_that_plays_like_held_out_people_passes_and_others_do_not(game: GameSpec):
     held_out = [steps(game, seed=1), steps(game, seed=2)]
-    good = check_with_people(policy_of(game, 1.0), learned=steps(game), held_out=held_out)
+    good = compared(policy_of(game, 1.0), learned=steps(game), held_out=held_out)
     assert good.passed, good.detail
     assert "400 held-out steps of 2 players" in good.detail
-    assert not check_with_people(
-        policy_of(game, 0.0), learned=steps(game), held_out=held_out
-    ).passed
-    assert not check_with_people(
-        policy_of(game, -1.0), learned=steps(game), held_out=held_out
-    ).passed
+    for slope in (0.0, -1.0):
+        assert not compared(policy_of(game, slope), learned=steps(game), held_out=held_out).passed
 
 
 def test_a_bot_that_always_does_what_people_mostly_do_fails():
@@ -72,22 +75,19 @@ def test_a_bot_that_always_does_what_people_mostly_do_fails():
     weights = dict(network.weights)
     weights["heads.logits.0.bias"] = np.log(np.array([0.9, 0.1, 1e-3], np.float32))
     bot = Policy(DISCRETE, network.network, weights, network.head)
-    assert not check_with_people(bot, learned=mostly(0), held_out=[mostly(1)]).passed
+    assert not compared(bot, learned=mostly(0), held_out=[mostly(1)]).passed
 
 
 def test_the_median_player_decides():
     odd = steps(DISCRETE, seed=3)
     odd = odd._replace(action=1 - odd.action)
+    bot = policy_of(DISCRETE, 3.0)
     held_out = [steps(DISCRETE, seed=1), steps(DISCRETE, seed=2), odd]
-    assert check_with_people(
-        policy_of(DISCRETE, 3.0), learned=steps(DISCRETE), held_out=held_out
-    ).passed
-    assert not check_with_people(
-        policy_of(DISCRETE, 3.0), learned=steps(DISCRETE), held_out=[odd]
-    ).passed
+    assert compared(bot, learned=steps(DISCRETE), held_out=held_out).passed
+    assert not compared(bot, learned=steps(DISCRETE), held_out=[odd]).passed
 
 
-def test_too_few_steps_prove_nothing():
-    assert not check_with_people(
-        policy_of(DISCRETE, 3.0), learned=steps(DISCRETE), held_out=[steps(DISCRETE, 5)]
-    ).passed
+@pytest.mark.parametrize("held_out", [[], [steps(DISCRETE, 10), steps(DISCRETE, 9)]])
+def test_too_few_steps_are_not_compared(held_out: list[Batch]):
+    bot = policy_of(DISCRETE, 3.0)
+    assert check_with_people(bot, learned=steps(DISCRETE), held_out=held_out) is None

@@ -363,3 +363,31 @@ def test_of_many_players_a_fifth_is_held_out():
     held_out = held_out_of(players, steps)
     assert len({session for session, _ in held_out}) == 4
     assert len(held_out) == 12
+
+
+def test_if_there_is_a_single_chunk_later_ones_are_held_out(tmp_path: Path):
+    """Until a fifth of the steps at the start is held out; a chunk too long for it is not."""
+    store = tmp_path / "store"
+    put(store, episode(0, 10 * N))
+    with contextlib.closing(engine(store)) as one, contextlib.closing(engine(store)) as other:
+        one.follow()
+        one.hold_out()
+        assert one.held_out() == []
+        other.restore(*one.checkpoint())
+        put(store, *(episode(env, n * N) for env, n in enumerate((5, 1, 1, 1), start=1)))
+        for each in (one, other):
+            each.follow()
+            assert [len(batch.action) for batch in each.held_out()] == [2 * N]
+            kept = {session for session, _ in each._replay.chunk_ids()}
+            assert kept == {session_id(env) for env in (0, 1, 4)}
+
+
+def episode(env: int, n_steps: int) -> Chunk:
+    """A session of a player: one episode, in one chunk."""
+    moves = [
+        Move([at, env, 1], at % 2, 0.0, [at + 1, env, 1], None, at == 0)
+        for at in range(n_steps - 1)
+    ]
+    moves.append(Move([n_steps - 1, env, 1], 0, 1.0, [n_steps, env, 1], "terminated"))
+    made = chunk_of(GAME, moves, session=env, version=0)
+    return replace(made, meta=replace(made.meta, kind="player", consent="granted"))

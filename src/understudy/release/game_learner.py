@@ -240,12 +240,11 @@ class GameTraining:
         self._job.step()
 
     def check_with_people(self) -> ModelCheck | None:
-        """How the current policy compares with the held-out steps; None without any."""
-        held_out = self.engine.held_out()
-        if not held_out:
-            return None
+        """How the current policy compares with the held-out steps; None if they are too few."""
         return check_with_people(
-            self.candidate, learned=self.engine.learned_sample(), held_out=held_out
+            self.candidate,
+            learned=self.engine.learned_sample(),
+            held_out=self.engine.held_out(),
         )
 
     def _restart(self) -> None:

@@ -22,20 +22,25 @@ _ROUNDING = 1e-6
 Floats = NDArray[np.float64]
 
 
-def check_with_people(policy: Policy, *, learned: Batch, held_out: Sequence[Batch]) -> ModelCheck:
+def check_with_people(
+    policy: Policy, *, learned: Batch, held_out: Sequence[Batch]
+) -> ModelCheck | None:
     """Compare a policy with held-out steps of people, a batch for each player.
 
-    `learned`: steps that it learned from, for the constant policy. The median player decides, so
-    that a few players who play unlike all others, or whose steps are false, do not.
+    Returns None if they are too few to compare. `learned`: steps that it learned from, for the
+    constant policy. The median player decides, so that a few players who play unlike all others,
+    or whose steps are false, do not.
     """
     n_steps = sum(len(batch.action) for batch in held_out)
+    if n_steps < _MIN_STEPS:
+        return None
     where = f"{n_steps} held-out steps of {len(held_out)} players"
     scores = _agreements if policy.head.is_discrete else _correlations
     bot, *baselines = zip(*(scores(policy, learned, batch) for batch in held_out), strict=True)
-    is_better = n_steps >= _MIN_STEPS
+    is_better = True
     for baseline in baselines:
         gains = [own - other for own, other in zip(bot, baseline, strict=True)]
-        error = float(np.median([gain.std() for gain in gains])) / max(1, n_steps) ** 0.5
+        error = float(np.median([gain.std() for gain in gains])) / n_steps**0.5
         is_better &= float(np.median([gain.mean() for gain in gains])) > error + _ROUNDING
     own, *others = (float(np.concatenate(values).mean()) for values in (bot, *baselines))
     constant = max(others[:2])

@@ -82,6 +82,8 @@ class FromStore:
         self._received_s: dict[uuid.UUID, float] = {}
         self._held_out: dict[ChunkId, int] = {}
         """Chunks that are not learned from, to compare a policy with, and their steps."""
+        self._to_hold_out = 0
+        """Steps of later chunks that are to be held out too."""
         self.left_out_chunks = 0
         """Chunks skipped because their players did not consent to learning."""
         self.rejected_chunks = 0
@@ -214,16 +216,23 @@ class FromStore:
             return
         self._received_s[frame.session] = float(frame.received_s)
         self._owners[frame.session] = frame.player
+        if chunk.meta.n_steps < 2 * self._to_hold_out:
+            self._hold_out({chunk.meta.id: chunk.meta.n_steps})
 
     # --- Held-out steps ---------------------------------------------------------------------------
 
     def hold_out(self) -> None:
-        """Keep a share of the steps out of training; those of later chunks are learned from."""
+        """Keep a share of the steps out of training, those of later chunks if these are too few."""
         steps = self._replay.steps_of_chunks()
         owners = {key: self._owners[key[0]] for key in steps if key[0] in self._owners}
-        self._held_out = {key: steps[key] for key in held_out_of(owners, steps)}
-        for session, number in self._held_out:
+        self._to_hold_out = int(HELD_OUT_SHARE * sum(steps.values()))
+        self._hold_out({key: steps[key] for key in held_out_of(owners, steps)})
+
+    def _hold_out(self, steps: Mapping[ChunkId, int]) -> None:
+        for session, number in steps:
             self._replay.evict(session, number)
+        self._held_out |= steps
+        self._to_hold_out = max(0, self._to_hold_out - sum(steps.values()))
 
     @property
     def has_held_out(self) -> bool:
@@ -273,6 +282,7 @@ class FromStore:
                 [str(session), number, n_steps]
                 for (session, number), n_steps in self._held_out.items()
             ],
+            "to_hold_out": self._to_hold_out,
         }
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
@@ -287,6 +297,7 @@ class FromStore:
             (uuid.UUID(session), number): n_steps
             for session, number, n_steps in facts.get("held_out", ())  # new in this version
         }
+        self._to_hold_out = facts.get("to_hold_out", 0)
         self.policy = self.learner.current()
 
     def _read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
