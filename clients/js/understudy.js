@@ -1140,11 +1140,13 @@ const isNoise = (value) => typeof value === "number" && value >= 0 && value <= 1
 
 /**
  * The skill that a game asks for; throws Refused when it is not valid.
- * @param {SkillName} [skill]
- * @param {number} [temperature]
+ * @param {SkillName | null} [skill]
+ * @param {number | null} [temperature]
  * @returns {BotSkill}
  */
 function botSkill(skill, temperature) {
+  skill ??= undefined;
+  temperature ??= undefined;
   if (temperature !== undefined && skill !== undefined)
     throw new Refused(
       "bad_skill",
@@ -1174,6 +1176,10 @@ const isReleased = ({ skill, temperature }) => skill === undefined && temperatur
 /** @typedef {{layer: string, [field: string]: any}} Layer */
 /** @typedef {Float32Array | Float64Array} Numbers */
 /** @typedef {(x: Numbers) => Numbers} Run a layer's computation; it may overwrite the array it returned before */
+/**
+ * @typedef {{widths: Record<string, number>, columns: Record<string, Numbers>, rows: Record<string, ArrayLike<number>>}}
+ *   OtherInputs what a `centre` layer needs of other inputs: the widths of their rows, their columns and their rows
+ */
 /** @typedef {Record<string, Column>} Weights */
 
 const fround = Math.fround;
@@ -1195,7 +1201,7 @@ const ACTIVATIONS = {
  * For each kind of layer, a function that returns its computation for an input of this shape, and the output's shape.
  * Sums are accumulated in float64 and rounded once, so they differ from NumPy's no more than two machines differ.
  * @type {Record<string, (layer: Layer, shape: readonly number[], weight: (name: string, shape: number[]) =>
- *   Float32Array) => [Run, number[]]>}
+ *   Float32Array, inputs: OtherInputs) => [Run, number[]]>}
  */
 const LAYERS = {
   dense: ({ width }, [size], weight) => [linear(weight("kernel", [size, width]), weight("bias", [width])), [width]],
@@ -1288,7 +1294,52 @@ const LAYERS = {
     const value = weight("constant", [width]);
     return [() => value, [width]];
   },
+  centre,
 };
+
+/**
+ * A grid shown from one cell: the highest one of a channel, or the one whose row and column another input holds.
+ * @param {Layer} layer @param {readonly number[]} shape @param {unknown} _ @param {OtherInputs} inputs
+ * @returns {[Run, number[]]}
+ */
+function centre({ channel, column, radius, others }, [high, wide, channels], _, inputs) {
+  const missing = [...(column ? [column] : []), ...others].filter((name) => !(name in inputs.widths));
+  if (missing.length || !(channels > channel))
+    throw new Refused("bad_policy", `a centre layer needs inputs [${missing}], or has no channel ${channel}`);
+  const [tall, broad] = [high, wide].map((side) => Math.min(2 * side, 2 * radius + 2) - 1);
+  let depth = channels + 1;
+  for (const name of others) depth += inputs.widths[name];
+  const out = new Float32Array(tall * broad * depth);
+  const within = (/** @type {number} */ value, /** @type {number} */ side) => Math.max(0, Math.min(side - 1, value));
+  /** @type {Run} */
+  const run = (x) => {
+    let at = 0;
+    if (column) {
+      // With a stack of observations, the last two numbers are the newest.
+      const [row, beside] = inputs.columns[column].slice(-2);
+      at = within(Number(row), high) * wide + within(Number(beside), wide);
+    } else for (let cell = 1; cell < high * wide; cell++) if (x[cell * channels + channel] > x[at * channels + channel]) at = cell;
+    const top = Math.floor(at / wide) - (tall >> 1);
+    const left = (at % wide) - (broad >> 1);
+    out.fill(0);
+    for (let row = 0, to = 0; row < tall; row++)
+      for (let beside = 0; beside < broad; beside++, to += depth) {
+        const [from, over] = [top + row, left + beside];
+        if (from >= 0 && from < high && over >= 0 && over < wide) {
+          const cell = (from * wide + over) * channels;
+          for (let each = 0; each < channels; each++) out[to + each] = x[cell + each];
+          out[to + channels] = 1;
+        }
+        let next = to + channels + 1;
+        for (const name of others) {
+          out.set(inputs.rows[name], next);
+          next += inputs.widths[name];
+        }
+      }
+    return out;
+  };
+  return [run, [tall, broad, depth]];
+}
 
 /** @param {number} size @param {(x: number, at: number) => number} compute @returns {Run} */
 function each(size, compute) {
@@ -1382,6 +1433,8 @@ export class Policy {
     if (!this._outputs)
       throw new Refused("bad_policy", `head ${this.head.kind} is unknown; known heads are ${Object.keys(OUTPUTS)}`);
     const unused = new Set(Object.keys(weights));
+    /** @type {OtherInputs} */
+    this._others = { widths: {}, columns: {}, rows: {} };
     /**
      * @param {string} place
      * @param {Layer[]} layers
@@ -1405,17 +1458,17 @@ export class Policy {
           }
           unused.delete(`${place}.${index}.${name}`);
           return /** @type {Float32Array} */ (column.data);
-        });
+        }, this._others);
         shape = after;
         return run;
       });
       return [steps, shape];
     };
     const before = this.stack > 1 ? [this.stack] : [];
-    let features = 0;
-    /** The network's inputs, in its order. */
-    this.inputs = Object.keys(network.inputs)
-      .sort(byCodePoint)
+    const names = Object.keys(network.inputs).sort(byCodePoint);
+    const isCentred = (/** @type {string} */ name) => network.inputs[name].layers.some(({ layer }) => layer === "centre");
+    /** The network's inputs in the order they are computed: a `centre` layer needs the others' rows. */
+    this.inputs = [...names.filter((name) => !isCentred(name)), ...names.filter(isCentred)]
       .map((name) => {
         const { shape, dtype, layers } = network.inputs[name];
         const part = this._columns.obs.find((candidate) => candidate.name === name);
@@ -1423,9 +1476,16 @@ export class Policy {
           throw new Refused("bad_policy", `input ${name} is ${dtype}[${shape}], which the game does not have`);
         }
         const [steps, after] = compiled(`inputs.${name}`, layers, shape);
-        features += product(after);
+        this._others.widths[name] = product(after);
         return { name, dtype, size: product(shape), isExact: layers[0]?.layer === "one_hot", steps };
       });
+    let features = 0;
+    /** Where the row of each input begins among the trunk's numbers. @type {Record<string, number>} */
+    this._starts = {};
+    for (const name of names) {
+      this._starts[name] = features;
+      features += this._others.widths[name];
+    }
     const [trunk, width] = compiled("trunk", network.trunk, [features]);
     this._trunk = trunk;
     /** @type {Record<string, Run[]>} */
@@ -1519,11 +1579,11 @@ export class Policy {
    */
   forward(columns, heads) {
     const through = (/** @type {Run[]} */ steps, /** @type {Numbers} */ x) => steps.reduce((now, step) => step(now), x);
-    let at = 0;
+    this._others.columns = columns;
     for (const { name, steps } of this.inputs) {
-      const part = through(steps, columns[name]);
-      this._features.set(part, at);
-      at += part.length;
+      const row = through(steps, columns[name]);
+      this._features.set(row, this._starts[name]);
+      this._others.rows[name] = row;
     }
     const features = Float32Array.from(through(this._trunk, this._features));
     return Object.fromEntries(heads.map((name) => [name, Float32Array.from(through(this._heads[name], features))]));

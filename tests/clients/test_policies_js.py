@@ -12,12 +12,13 @@ from tests.nn.networks import random_weights
 from understudy.core import tensors
 from understudy.core.tensors import DTYPES, Array
 from understudy.experience.game import GameSpec, game_spec
-from understudy.experience.spaces import Box, Discrete, MultiBinary
+from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from understudy.nn.heads import head_for
 from understudy.nn.network import (
     _KINDS,
     ACTIVATIONS,
     Activation,
+    Centre,
     Channels,
     Constant,
     Conv,
@@ -112,6 +113,38 @@ CASES: dict[str, Case] = {
         stack=4,
         inputs={
             "obs": (ScaleImage(), Channels((0, 3)), Conv(5, 4, 3), Activation("gelu"), Flatten())
+        },
+    ),
+    "a grid shown from a cell": case(
+        Box((5, 7, 3), U8),
+        inputs={
+            "obs": (
+                ScaleImage(),
+                Centre(channel=2, radius=2),
+                Conv(4, 3),
+                Activation("relu"),
+                Flatten(),
+            )
+        },
+    ),
+    "a grid shown from a place": case(
+        {
+            "map": MultiDiscrete((3,) * 24, (4, 6)),
+            "place": MultiDiscrete((4, 6), (2,)),
+            "x": Box((3,), F32),
+        },
+        Dense(8),
+        stack=2,
+        inputs={
+            "obs.map": (
+                OneHot(3),
+                Channels((0, 3)),
+                Centre(column="obs.place", others=("obs.x", "obs.place")),
+                Conv(3, 1),
+                Flatten(),
+            ),
+            "obs.place": (OneHot(6), Flatten()),
+            "obs.x": (Flatten(),),
         },
     ),
     "stacked vectors": case(

@@ -140,8 +140,12 @@ def test_python_javascript_and_http_play_the_same_skill(tmp_path: Path):
 def test_a_picked_bot_takes_its_skill_into_its_episode(tmp_path: Path):
     with running(tmp_path, PATIENT) as gateway:
         prepare(gateway, SPEC, "argmax")
-        assert in_javascript(gateway, SPEC, [{"count": 5, "skill": "easy", "isPicked": True}])
-        assert recorded(gateway, "js").keys() == {("easy", 0.7, None)}
+        plays: list[dict[str, Any]] = [
+            {"count": 5, "skill": "easy", "isPicked": True},
+            {"count": 5, "skill": None, "temperature": None, "isPicked": True},
+        ]
+        assert in_javascript(gateway, SPEC, plays)
+        assert recorded(gateway, "js").keys() == {("easy", 0.7, None), (None, None, None)}
 
 
 def test_box_actions_at_a_skill_stay_within_bounds_and_have_no_density(tmp_path: Path):

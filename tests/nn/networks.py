@@ -6,6 +6,7 @@ from understudy.core.tensors import DTYPES, Array
 from understudy.nn.network import (
     ACTIVATIONS,
     Activation,
+    Centre,
     Channels,
     Constant,
     Conv,
@@ -58,6 +59,28 @@ SPECS: dict[str, NetworkSpec] = {
     "colour image": image((9, 8, 3), Conv(4, 3, 1), LayerNorm()),
     "stacked colour images": image(
         (4, 9, 8, 3), Channels((0, 3)), Conv(5, 4, 3), Activation("gelu")
+    ),
+    "a grid shown from a cell": image(
+        (5, 7, 3), Centre(channel=1, radius=2), Conv(4, 3), Activation("relu")
+    ),
+    "a grid shown from a place": NetworkSpec(
+        {
+            "obs.map": Input(
+                (2, 4, 6),
+                I64,
+                (
+                    OneHot(200),
+                    Channels((0, 3)),
+                    Centre(column="obs.place", others=("obs.x", "obs.place")),
+                    Conv(3, 1),
+                    Flatten(),
+                ),
+            ),
+            "obs.place": Input((2, 2), I64, (OneHot(7), Flatten())),
+            "obs.x": Input((3,), F32, (ObservationNorm(),)),
+        },
+        (Dense(8),),
+        {"q": (Dense(2),)},
     ),
     "choices": NetworkSpec(
         {

@@ -11,6 +11,7 @@ from tests.nn.networks import F32, SPECS, U8, image, plain, random_obs, random_w
 from understudy.nn.forward import compile_network, compile_row
 from understudy.nn.network import (
     Activation,
+    Centre,
     Channels,
     Constant,
     Conv,
@@ -66,6 +67,30 @@ def test_a_convolution_is_the_sum_over_each_patch() -> None:
         found[:, at[0], at[1]] = np.tensordot(patch, kernel, 3) + bias
     wanted = found.reshape(2, -1) @ weights["heads.q.0.kernel"] + weights["heads.q.0.bias"]
     np.testing.assert_allclose(outputs(spec, weights, frames), wanted, atol=1e-5)
+
+
+def test_a_grid_is_shown_from_the_highest_cell_of_a_channel() -> None:
+    """A grid of 3 x 4, with the cell in its second row and last column set."""
+    cells = np.arange(12, dtype=np.float32).reshape(1, 3, 4)
+    mark = np.zeros((1, 3, 4), np.float32)
+    mark[0, 1, 3] = 1
+    spec = NetworkSpec(
+        {"obs": Input((3, 4, 2), F32, (Centre(channel=1, radius=2), Flatten()))}, (), {"q": ()}
+    )
+    assert spec.outputs() == {"q": (5 * 5 * 3,)}
+    run = compile_network(spec, {})
+    shown = run({"obs": np.stack([cells, mark], -1)})["q"].reshape(5, 5, 3)
+    assert shown[..., 0].tolist() == [
+        [0, 0, 0, 0, 0],
+        [1, 2, 3, 0, 0],
+        [5, 6, 7, 0, 0],
+        [9, 10, 11, 0, 0],
+        [0, 0, 0, 0, 0],
+    ]
+    assert np.argwhere(shown[..., 1]).tolist() == [[2, 2]]
+    assert np.argwhere(shown[..., 2]).tolist() == [
+        [row, column] for row in (1, 2, 3) for column in (0, 1, 2)
+    ]
 
 
 def test_dueling_is_value_plus_advantage_minus_its_mean() -> None:

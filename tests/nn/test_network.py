@@ -10,6 +10,7 @@ from tests.nn.networks import F32, SPECS, U8, plain, random_weights
 from understudy.core.errors import ConfigError
 from understudy.nn.network import (
     Activation,
+    Centre,
     Channels,
     Constant,
     Conv,
@@ -17,6 +18,7 @@ from understudy.nn.network import (
     Dueling,
     Flatten,
     Input,
+    Layer,
     LayerNorm,
     NetworkSpec,
     ObservationNorm,
@@ -70,6 +72,11 @@ def test_weights_have_flat_names() -> None:
     assert spec.outputs() == {"log_std": (2,), "q": (4,), "value": (1,)}
 
 
+def grid(*layers: Layer) -> NetworkSpec:
+    """A network over a grid with two channels."""
+    return NetworkSpec({"obs": Input((4, 5, 2), F32, (*layers, Flatten()))}, (), {"q": ()})
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -107,6 +114,15 @@ def test_weights_have_flat_names() -> None:
             lambda: NetworkSpec({"obs": Input((), F32, (LayerNorm(),))}, (), {"q": ()}),
             "single number",
         ),
+        (lambda: Centre(), "give a channel from 0, or the name"),
+        (lambda: Centre(channel=1, column="obs.x"), "give a channel from 0, or the name"),
+        (lambda: Centre(channel=1, others=["obs.x"]), "names of inputs"),  # type: ignore[arg-type]
+        (lambda: Centre(channel=1, radius=0), "radius is 0"),
+        (lambda: plain(Centre(channel=0)), "put it in an input's layers"),
+        (lambda: grid(Centre(channel=2)), "more than 2 channels"),
+        (lambda: grid(Centre(column="obs.x")), "needs the inputs obs.x"),
+        (lambda: grid(Centre(channel=0, others=("obs",))), "needs the inputs obs"),
+        (lambda: grid(Centre(channel=0), Centre(channel=0)), "several Centre layers"),
     ],
 )
 def test_an_invalid_network_is_refused_with_a_hint(make: Any, message: str) -> None:

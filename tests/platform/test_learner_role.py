@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import structlog
 
+from tests.learn.worlds import Move, chunk_of
 from tests.simulation.recordings import (
     CONTINUOUS,
     GAME,
@@ -32,13 +33,16 @@ from tests.simulation.recordings import (
 from understudy.backends.data import DataFolder
 from understudy.core.errors import ConfigError, Corrupt, Fenced, Unreachable
 from understudy.core.names import new_session
+from understudy.experience.chunk import Chunk
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.intake import key_file
+from understudy.experience.spaces import Box
 from understudy.learn.algorithms.iql import Iql
 from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
+from understudy.nn.network import Centre
 from understudy.nn.policy import Policy
 from understudy.platform.children import FENCED, Child
 from understudy.platform.learner_process import LearnerRole
@@ -201,6 +205,88 @@ def test_false_observations_of_one_player_of_three_do_not_spoil_the_first_bot(
     assert status["champion"] == 1, status["decision"]
     if game is GAME:
         assert returns_of(made.registry().policy("cart", 1), 50).mean() > 100
+
+
+def test_a_grid_is_shown_from_the_cell_that_the_player_moves_also_after_a_restart(
+    quick_path: Path,
+):
+    made = recording(DataFolder(quick_path), WALK)
+    made.store(walks(500))
+    schedule = replace(SCHEDULE, improve_with="bc", bc_updates=512)
+    config = replace(CONFIG, schedule=schedule, settings={"bc": SMALL | {"batch": 128}})
+    with role_of(made, config) as role:
+        for _ in range(4):
+            role.step()
+        assert 0 < role.status()["games"]["walk"]["updates"] < schedule.bc_updates
+    with role_of(made, config) as role:
+        status = until_idle(role, WALK)
+    assert status["champion"] == 1, status["decision"]
+    (training,) = (made.data.root / "learner" / "walk").iterdir()
+    assert "unusable" not in training.name
+    registry = made.registry()
+    lineage = registry.catalogue("walk").models[1].lineage
+    assert 'centre = "obs 1"' in lineage.config["settings"]
+    policy = registry.policy("walk", 1)
+    assert any(isinstance(layer, Centre) for layer in policy.network.inputs["obs"].layers)
+    goals = [(row, column) for row in range(5) for column in range(5) if (row, column) != (2, 2)]
+    arrived = sum(walks_to(policy, goal) for goal in goals)
+    assert arrived >= 20, f"{arrived} of 24 goals"
+
+
+WALK = game_spec("walk", obs=Box((5, 5, 2), np.dtype(np.uint8), 0, 1), actions=4)
+"""A player, channel 1, walks to a goal, channel 0: north, south, west or east."""
+WAYS = ((-1, 0), (1, 0), (0, -1), (0, 1))
+
+
+def seen(place: tuple[int, int], goal: tuple[int, int]) -> Any:
+    grid = np.zeros((5, 5, 2), np.uint8)
+    grid[*goal, 0] = 1
+    grid[*place, 1] = 1
+    return grid
+
+
+def walked(place: tuple[int, int], action: int) -> tuple[int, int]:
+    row, column = (min(4, max(0, at + by)) for at, by in zip(place, WAYS[action], strict=True))
+    return row, column
+
+
+def walks(count: int) -> list[Chunk]:
+    """Episodes of somebody who mostly goes to the goal, rows first, and sometimes anywhere."""
+    rng = np.random.default_rng(0)
+    chunks = []
+    for number in range(count):
+        place, goal = (tuple(map(int, rng.integers(5, size=2))) for _ in range(2))
+        moves: list[Move] = []
+        while place != goal or not moves:
+            down, right = (there - here for there, here in zip(goal, place, strict=True))
+            action = int(down > 0) if down else 2 + int(right > 0)
+            if rng.random() < 0.2:
+                action = int(rng.integers(4))
+            there = walked(place, action)
+            end = "terminated" if there == goal else None
+            moves.append(
+                Move(
+                    seen(place, goal),
+                    action,
+                    float(there == goal),
+                    seen(there, goal),
+                    end,
+                    not moves,
+                )
+            )
+            place = there
+        chunk = chunk_of(WALK, moves, session=number, version=0)
+        chunks.append(replace(chunk, meta=replace(chunk.meta, kind="player", consent="granted")))
+    return chunks
+
+
+def walks_to(policy: Policy, goal: tuple[int, int]) -> bool:
+    place = (2, 2)
+    for _ in range(8):
+        place = walked(place, int(policy.act(seen(place, goal))))
+        if place == goal:
+            return True
+    return False
 
 
 def test_steps_without_consent_or_by_bots_train_no_first_bot(made: Recording):

@@ -207,7 +207,8 @@ class Bots:
 
     @property
     def last_error(self) -> str:
-        return self._rejection or self._link_error
+        # The poll that closing interrupts fails as well, which is no error.
+        return self._rejection or ("" if self._stop.is_set() else self._link_error)
 
     def pick(self) -> Bot | None:
         """Return a bot for a new episode: the canary for its share, else the champion, if any."""

@@ -52,7 +52,7 @@ def bot_skill(skill: str | None, temperature: float | None) -> BotSkill | None:
         if not is_number or not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
             raise Refused(
                 "bad_temperature",
-                f"temperature is {str(temperature)[:40]}; give a number from {MIN_TEMPERATURE:g} "
+                f"temperature is {repr(temperature)[:40]}; give a number from {MIN_TEMPERATURE:g} "
                 f"to {MAX_TEMPERATURE:g}, where 1 is as released and more is more random",
             )
         return BotSkill(temperature=float(temperature))

@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from understudy.core.errors import ConfigError
 from understudy.experience.game import GameSpec
 from understudy.experience.spaces import Box, Discrete, MultiDiscrete, Space
 from understudy.nn.heads import Head
 from understudy.nn.network import (
     Activation,
+    Centre,
     Channels,
     Constant,
     Conv,
@@ -38,6 +40,15 @@ GRID_SIDES = range(4, 25)
 LARGE = (Conv(32, 8, 4), Conv(64, 4, 2), Conv(64, 3, 1))
 SMALL = (Conv(16, 4, 2), Conv(32, 3, 2))
 GRID = (Conv(16, 3, 1),)
+CENTRED = (Conv(32, 1, 1), Conv(8, 1, 1), Conv(16, 3, 1))
+"""For a grid shown from one cell: the first two combine what is known about each cell."""
+CENTRED_LARGE = (Conv(32, 1, 1), Conv(8, 1, 1), Conv(16, 3, 2))
+RADIUS = 4
+"""How far such a grid is shown in each direction."""
+LARGE_RADIUS = 6
+"""The same for grids with a side of more than 2 * RADIUS + 1."""
+MAX_OTHERS = 64
+"""Inputs up to this width are repeated on each cell of a grid shown from one cell."""
 
 
 def policy_outputs(head: Head) -> dict[str, tuple[Layer, ...]]:
@@ -59,11 +70,13 @@ def network_for(
     stack: int = 1,
     layer_norm: bool = False,
     observation_norm: bool = False,
+    centre: str = "",
 ) -> NetworkSpec:
     """A network: convolutions for images and grids, one-hot for discrete values, dense layers.
 
     `activation` and `layer_norm` apply to each dense layer (convolutions use relu);
-    `observation_norm` applies to inputs that are neither images nor discrete.
+    `observation_norm` applies to inputs that are neither images nor discrete. `centre`: the cell
+    from which a grid is shown, as `learn/centre.py` has it.
     """
     inputs = {
         name: Input(
@@ -73,6 +86,9 @@ def network_for(
         )
         for name, space in game.obs_columns.items()
     }
+    if centre:
+        grid, _, at = centre.partition(" ")
+        inputs[grid] = _centred(game, inputs, grid=grid, at=at, stack=stack)
     trunk: list[Layer] = []
     for width in widths:
         trunk += [Dense(width), *([LayerNorm()] if layer_norm else []), Activation(activation)]
@@ -103,6 +119,46 @@ def _layers(space: Space, *, stack: int, observation_norm: bool) -> tuple[Layer,
     return (*encoding, Flatten())
 
 
+def _centred(
+    game: GameSpec, inputs: Mapping[str, Input], *, grid: str, at: str, stack: int
+) -> Input:
+    """The input of a grid, shown from the cell of a channel, or of another column."""
+    space = game.obs_columns.get(grid)
+    channel = None if space is None else grid_channel(space)
+    if space is None or channel is None or not (at.isdecimal() or at in inputs):
+        raise ConfigError(
+            f"centre is {f'{grid} {at}'!r}; give a grid and one of its channels, such as "
+            f"'obs.grid 5', or a grid and the column of a row and column, such as "
+            f"'obs.grid obs.place'; columns: {', '.join(inputs)}"
+        )
+    column = inputs[grid]
+    # Up to where the cells have their channels last; a running mean of cells would hide them.
+    first = column.layers[: column.layers.index(next(filter(_is_channels, column.layers))) + 1]
+    if isinstance(space, Box) and space.high is not None:
+        first = tuple(layer for layer in first if not isinstance(layer, ObservationNorm))
+    n_channels = max(space.counts) if isinstance(space, MultiDiscrete) else space.shape[channel]
+    widths = {name: _width(other) for name, other in inputs.items() if name != grid}
+    sides = [size for axis, size in enumerate(space.shape) if axis != channel]
+    is_large = max(sides) > 2 * RADIUS + 1
+    shown = Centre(
+        # The newest of a stack of observations comes last.
+        channel=int(at) + (stack - 1) * n_channels if at.isdecimal() else -1,
+        column="" if at.isdecimal() else at,
+        radius=LARGE_RADIUS if is_large else RADIUS,
+        others=tuple(n for n, width in widths.items() if n != at and width <= MAX_OTHERS),
+    )
+    convs = CENTRED_LARGE if is_large else CENTRED
+    return Input(column.shape, column.dtype, (*first, shown, *_with_relu(convs), Flatten()))
+
+
+def _is_channels(layer: Layer) -> bool:
+    return isinstance(layer, Channels)
+
+
+def _width(column: Input) -> int:
+    return NetworkSpec({"obs": column}, (), {"row": ()}).outputs()["row"][0]
+
+
 def _image_layers(shape: Shape, channels: Shape, *, stack: int) -> tuple[Layer, ...]:
     # The stack axis comes first, so the image's own channels move by one axis.
     axes = (0, *(axis + 1 for axis in channels)) if stack > 1 else channels
@@ -128,6 +184,11 @@ def grid_channel(space: Space) -> int | None:
             sides = shape[1:] if channel == 0 else shape[:2]
     is_grid = has_channels and all(side in GRID_SIDES for side in sides)
     return channel if is_grid else None
+
+
+def is_grid(space: Space) -> bool:
+    """Whether the space is a grid of cells, and no image."""
+    return grid_channel(space) is not None and image_channels(space) is None
 
 
 def image_channels(space: Space) -> Shape | None:

@@ -28,6 +28,7 @@ from understudy.nn.heads import (
 from understudy.nn.network import (
     SQRT2,
     Activation,
+    Centre,
     Channels,
     Constant,
     Conv,
@@ -40,6 +41,7 @@ from understudy.nn.network import (
     ObservationNorm,
     OneHot,
     ScaleImage,
+    centre_of,
 )
 
 Weights = Mapping[str, Any]
@@ -120,15 +122,23 @@ def _orthogonal(shape: tuple[int, ...], gain: float, *, rng: np.random.Generator
 
 def apply(spec: NetworkSpec, weights: Weights, obs: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Each head's output, float32[..., width]."""
-    parts: list[jax.Array] = []
+    rows: dict[str, jax.Array] = {}
     leading: tuple[int, ...] = ()
-    for name, column in spec.inputs.items():
+    for name in spec.order():
+        column = spec.inputs[name]
         x = jnp.asarray(obs[name])
         leading = x.shape[: x.ndim - len(column.shape)]
         x = x.reshape(-1, *column.shape)
-        parts.append(
-            _through(f"inputs.{name}", column.layers, weights=weights, x=x).astype(jnp.float32)
-        )
+        at = centre_of(column)
+        place = f"inputs.{name}"
+        x = _through(place, column.layers[:at], weights=weights, x=x)
+        if at is not None:
+            centre = column.layers[at]
+            assert isinstance(centre, Centre)
+            x = _centre(centre, x, obs, rows)
+            x = _through(place, column.layers[at + 1 :], weights=weights, x=x, first=at + 1)
+        rows[name] = x.astype(jnp.float32)
+    parts = [rows[name] for name in spec.inputs]
     trunk = _through(
         "trunk",
         spec.trunk,
@@ -142,8 +152,10 @@ def apply(spec: NetworkSpec, weights: Weights, obs: Mapping[str, Any]) -> dict[s
     return {name: x.reshape(*leading, *x.shape[1:]) for name, x in ends.items()}
 
 
-def _through(place: str, layers: Sequence[Layer], *, weights: Weights, x: jax.Array) -> jax.Array:
-    for index, layer in enumerate(layers):
+def _through(
+    place: str, layers: Sequence[Layer], *, weights: Weights, x: jax.Array, first: int = 0
+) -> jax.Array:
+    for index, layer in enumerate(layers, start=first):
         prefix = f"{place}.{index}."
         x = _layer(
             layer,
@@ -192,6 +204,35 @@ def _layer(layer: Layer, own: Mapping[str, jax.Array], x: jax.Array) -> jax.Arra
             )
         case Constant():
             return jnp.broadcast_to(own["constant"], (len(x), layer.width))
+        case Centre():
+            raise AssertionError("a Centre needs other inputs too")
+
+
+def _centre(
+    layer: Centre, x: jax.Array, obs: Mapping[str, Any], rows: Mapping[str, jax.Array]
+) -> jax.Array:
+    """As in nn/forward.py."""
+    n, high, wide, _ = x.shape
+    if layer.column:
+        places = jnp.asarray(obs[layer.column]).reshape(n, -1)[:, -2:]
+        row = jnp.clip(places[:, 0], 0, high - 1).astype(jnp.int32)
+        column = jnp.clip(places[:, 1], 0, wide - 1).astype(jnp.int32)
+    else:
+        row, column = jnp.divmod(x[..., layer.channel].reshape(n, -1).argmax(1), wide)
+    sides = layer.sides((high, wide))
+    up, left = (side // 2 for side in sides)
+    x = x.astype(jnp.float32)
+    inside = jnp.concatenate([x, jnp.ones((*x.shape[:3], 1), jnp.float32)], -1)
+    padded = jnp.pad(inside, ((0, 0), (up, up), (left, left), (0, 0)))
+
+    def shown_from(grid: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice(grid, (row, column, 0), (*sides, grid.shape[-1]))
+
+    parts = [jax.vmap(shown_from)(padded, row, column)]
+    for name in layer.others:
+        other = rows[name][:, None, None]
+        parts.append(jnp.broadcast_to(other, (n, *sides, other.shape[-1])))
+    return jnp.concatenate(parts, -1)
 
 
 def _conv(layer: Conv, kernel: jax.Array, x: jax.Array) -> jax.Array:

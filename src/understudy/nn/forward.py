@@ -12,6 +12,7 @@ import numpy as np
 from understudy.core.tensors import Array
 from understudy.nn.network import (
     Activation,
+    Centre,
     Channels,
     Constant,
     Conv,
@@ -27,6 +28,7 @@ from understudy.nn.network import (
     ScaleImage,
     Weights,
     aligned,
+    centre_of,
 )
 
 F32 = np.dtype(np.float32)
@@ -35,6 +37,8 @@ OBSERVATION_EPSILON = 1e-8
 OBSERVATION_LIMIT = 10.0
 
 Forward = Callable[[Mapping[str, Array]], dict[str, Array]]
+Show = Callable[[Array, Mapping[str, Array], Mapping[str, Array]], Array]
+"""A Centre: from its input, the observation columns and the rows of other inputs to a grid."""
 
 
 Act = Callable[[Array, Array | None], Array]
@@ -173,16 +177,14 @@ def _compiled(
     spec: NetworkSpec, weights: Weights, heads: Iterable[str] | None, *, lead: int
 ) -> Forward:
     """Compile for arrays with `lead` axes before those of a row: 1 for batches, 0 for one row."""
-    inputs = [
-        (name, _input(name, column, weights, lead=lead)) for name, column in spec.inputs.items()
-    ]
+    inputs = [(name, *_input(name, spec.inputs[name], weights, lead=lead)) for name in spec.order()]
     trunk = _steps("trunk", spec.trunk, weights, lead=lead)
     ends = [
         (name, _steps(f"heads.{name}", spec.heads[name], weights, lead=lead))
         for name in (spec.heads if heads is None else heads)
     ]
-    if len(inputs) == 1 and len(ends) == 1:
-        ((column, first),) = inputs
+    if len(inputs) == 1 and len(ends) == 1 and inputs[0][2] is None:
+        ((column, first, _, _),) = inputs
         ((head, last),) = ends
         straight = first + trunk + last
 
@@ -193,15 +195,20 @@ def _compiled(
             return {head: x}
 
         return run_straight
+    names = list(spec.inputs)
 
     def run(obs: Mapping[str, Array]) -> dict[str, Array]:
-        parts = []
-        for column, steps in inputs:
+        rows: dict[str, Array] = {}
+        for column, steps, show, later in inputs:
             x = obs[column]
             for step in steps:
                 x = step(x)
-            parts.append(x)
-        features = parts[0] if len(parts) == 1 else np.concatenate(parts, -1)
+            if show is not None:
+                x = show(x, obs, rows)
+                for step in later:
+                    x = step(x)
+            rows[column] = x
+        features = np.concatenate([rows[name] for name in names], -1) if len(names) > 1 else x
         for step in trunk:
             features = step(features)
         outputs = {}
@@ -215,24 +222,39 @@ def _compiled(
     return run
 
 
-def _input(name: str, column: Input, weights: Weights, *, lead: int) -> list[Step]:
+def _input(
+    name: str, column: Input, weights: Weights, *, lead: int
+) -> tuple[list[Step], Show | None, list[Step]]:
+    """The steps of an input before its Centre, the Centre, and those after it."""
     if not lead and not column.shape:
         # NumPy turns arrays without an axis into scalars, so this runs as a batch of one.
-        return [lambda x: x[None], *_input(name, column, weights, lead=1), lambda x: x[0]]
-    steps = _steps(f"inputs.{name}", column.layers, weights, lead=lead)
-    is_cast = bool(column.layers) and isinstance(column.layers[0], ScaleImage | OneHot)
+        steps, _, _ = _input(name, column, weights, lead=1)
+        return [lambda x: x[None], *steps, lambda x: x[0]], None, []
+    place = f"inputs.{name}"
+    layers = column.layers
+    at = centre_of(column)
+    steps = _steps(place, layers[:at], weights, lead=lead)
+    is_cast = bool(layers) and isinstance(layers[0], ScaleImage | OneHot)
     if not is_cast and (lead or column.dtype != F32):
         steps.insert(0, lambda x: x if x.dtype is F32 else x.astype(F32))
-    return steps
+    if at is None:
+        return steps, None, []
+    centre = layers[at]
+    assert isinstance(centre, Centre)
+    later = _steps(place, layers[at + 1 :], weights, lead=lead, first=at + 1)
+    return steps, _centre(centre, lead=lead), later
 
 
-def _steps(place: str, layers: Sequence[Layer], weights: Weights, *, lead: int) -> list[Step]:
+def _steps(
+    place: str, layers: Sequence[Layer], weights: Weights, *, lead: int, first: int = 0
+) -> list[Step]:
+    """The layers as steps; `first`: the index of the first of them in its place."""
     steps = []
     index = 0
     while index < len(layers):
         layer = layers[index]
         after = layers[index + 1] if index + 1 < len(layers) else None
-        prefix = f"{place}.{index}."
+        prefix = f"{place}.{first + index}."
         own = {
             name.removeprefix(prefix): array
             for name, array in weights.items()
@@ -276,6 +298,8 @@ def _step(layer: Layer, own: Mapping[str, Array], act: Act | None, *, lead: int)
         case Constant():
             value = own["constant"]
             return _constant(value) if lead else lambda _: value
+        case Centre():
+            raise AssertionError("a Centre is no step, since it needs other inputs too")
 
 
 # --- Linear layers --------------------------------------------------------------------------------
@@ -339,6 +363,37 @@ def _constant(value: Array) -> Step:
             if len(tables) < 8:  # an actor has one batch size, a server a few
                 tables[batch] = table
         return table
+
+    return run
+
+
+def _centre(layer: Centre, *, lead: int) -> Show:
+    def run(x: Array, obs: Mapping[str, Array], rows: Mapping[str, Array]) -> Array:
+        grid = x if lead else x[None]
+        n, high, wide, channels = grid.shape
+        if layer.column:
+            # With a stack of observations, the last two numbers are the newest.
+            places = np.asarray(obs[layer.column]).reshape(n, -1)[:, -2:]
+            row = places[:, 0].clip(0, high - 1).astype(np.intp)
+            column = places[:, 1].clip(0, wide - 1).astype(np.intp)
+        else:
+            row, column = divmod(grid[..., layer.channel].reshape(n, -1).argmax(1), wide)
+        sides = layer.sides((high, wide))
+        up, left = (side // 2 for side in sides)
+        padded = np.zeros((n, high + 2 * up, wide + 2 * left, channels + 1), F32)
+        padded[:, up : up + high, left : left + wide, :channels] = grid
+        padded[:, up : up + high, left : left + wide, channels] = 1
+        shown = padded[
+            np.arange(n)[:, None, None],
+            (row[:, None] + np.arange(sides[0]))[:, :, None],
+            (column[:, None] + np.arange(sides[1]))[:, None, :],
+        ]
+        parts = [shown]
+        for name in layer.others:
+            other = rows[name].reshape(n, 1, 1, -1)
+            parts.append(np.broadcast_to(other, (n, *sides, other.shape[-1])))
+        shown = np.concatenate(parts, -1)
+        return shown if lead else shown[0]
 
     return run
 

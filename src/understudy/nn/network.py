@@ -279,9 +279,59 @@ class Constant:
         return {"constant": (self.width,)}
 
 
+@dataclass(frozen=True, slots=True)
+class Centre:
+    """Shows a grid from one cell, such as that of the player, which is then in the middle.
+
+    The cell is the highest one of `channel`, or the one whose row and column another input,
+    `column`, holds. The result reaches `radius` cells in each direction, or to the grid's far side
+    if that is nearer. A further channel is 1 on the grid and 0 outside, where all others are 0
+    too. The rows of the inputs `others` are repeated on each cell as channels.
+    """
+
+    channel: int = -1
+    column: str = ""
+    radius: int = 4
+    others: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_count("channel", self.channel, low=-1)
+        _check_count("radius", self.radius)
+        names = (self.column, *self.others) if isinstance(self.others, tuple) else (None,)
+        if not all(isinstance(name, str) for name in names) or (
+            (self.channel >= 0) == bool(self.column)
+        ):
+            raise ConfigError(
+                f"{self} is not valid; give a channel from 0, or the name of another input as "
+                "`column`, and names of inputs as `others`"
+            )
+
+    def sides(self, shape: Shape) -> tuple[int, int]:
+        """Height and width of the result."""
+        high, wide = (min(2 * side, 2 * self.radius + 2) - 1 for side in shape[:2])
+        return high, wide
+
+    def out(self, shape: Shape, widths: Mapping[str, int]) -> Shape:
+        """`widths`: those of the other inputs."""
+        if len(shape) != 3 or self.channel >= shape[2]:
+            raise ConfigError(
+                f"{self} has an input of shape {shape}; it needs (height, width, channels) with "
+                f"more than {self.channel} channels"
+            )
+        needed = {*self.others, *([self.column] if self.column else [])}
+        if unknown := sorted(needed - widths.keys()):
+            raise ConfigError(
+                f"{self} needs the inputs {', '.join(unknown)}; give those of inputs without Centre"
+            )
+        return (*self.sides(shape), shape[2] + 1 + sum(widths[name] for name in self.others))
+
+    weights = _no_weights
+
+
 Layer = (
     Dense
     | Conv
+    | Centre
     | LayerNorm
     | ObservationNorm
     | Flatten
@@ -296,6 +346,7 @@ Layer = (
 _KINDS: Mapping[str, type[Any]] = {
     "dense": Dense,
     "conv": Conv,
+    "centre": Centre,
     "layer_norm": LayerNorm,
     "observation_norm": ObservationNorm,
     "flatten": Flatten,
@@ -376,6 +427,10 @@ class NetworkSpec:
         for name, layers in self.heads.items():
             yield f"heads.{name}", layers
 
+    def order(self) -> list[str]:
+        """Names of the inputs in the order they are computed: a Centre needs the others' rows."""
+        return sorted(self.inputs, key=lambda name: centre_of(self.inputs[name]) is not None)
+
     def shapes(self) -> Mapping[str, Shape]:
         """Flat weight name to shape."""
         return self._layout[0]
@@ -387,13 +442,15 @@ class NetworkSpec:
     @cached_property
     def _layout(self) -> tuple[dict[str, Shape], dict[str, Shape]]:
         weights: dict[str, Shape] = {}
-        features = 0
-        for name, column in self.inputs.items():
-            out = _through(f"inputs.{name}", column.layers, shape=column.shape, weights=weights)
+        widths: dict[str, int] = {}
+        for name in self.order():
+            column = self.inputs[name]
+            place = f"inputs.{name}"
+            out = _through(place, column.layers, shape=column.shape, weights=weights, widths=widths)
             if len(out) != 1:
                 raise ConfigError(f"input {name!r} ends with shape {out}; end it with Flatten()")
-            features += out[0]
-        trunk = _through("trunk", self.trunk, shape=(features,), weights=weights)
+            widths[name] = out[0]
+        trunk = _through("trunk", self.trunk, shape=(sum(widths.values()),), weights=weights)
         ends = {
             name: _through(f"heads.{name}", layers, shape=trunk, weights=weights)
             for name, layers in self.heads.items()
@@ -405,12 +462,25 @@ class NetworkSpec:
         return network_to_json(self)
 
 
+def centre_of(column: Input) -> int | None:
+    """The index of the Centre among the input's layers, if it has one."""
+    found = [at for at, layer in enumerate(column.layers) if isinstance(layer, Centre)]
+    return found[0] if found else None
+
+
 def _through(
-    place: str, layers: Iterable[Layer], *, shape: Shape, weights: dict[str, Shape]
+    place: str,
+    layers: Iterable[Layer],
+    *,
+    shape: Shape,
+    weights: dict[str, Shape],
+    widths: Mapping[str, int] | None = None,
 ) -> Shape:
     for index, layer in enumerate(layers):
         try:
-            after = layer.out(shape)
+            after = (
+                layer.out(shape, widths or {}) if isinstance(layer, Centre) else layer.out(shape)
+            )
         except ConfigError as error:
             raise ConfigError(f"{place}.{index}: {error}") from None
         weights |= {f"{place}.{index}.{part}": size for part, size in layer.weights(shape).items()}
@@ -424,10 +494,11 @@ def _check_place(place: str, layers: tuple[Layer, ...]) -> None:
     for layer in layers:
         if not isinstance(layer, Layer):
             raise ConfigError(f"{place} contains {layer!r}; give layers, such as Dense(64)")
-        if isinstance(layer, ObservationNorm | ScaleImage | OneHot | Conv) and not place.startswith(
-            "inputs."
-        ):
+        of_inputs = isinstance(layer, ObservationNorm | ScaleImage | OneHot | Conv | Centre)
+        if of_inputs and not place.startswith("inputs."):
             raise ConfigError(f"{place} contains {layer}; put it in an input's layers")
+    if sum(isinstance(layer, Centre) for layer in layers) > 1:
+        raise ConfigError(f"{place} contains several Centre layers; give one")
 
 
 def network_to_json(spec: NetworkSpec) -> bytes:

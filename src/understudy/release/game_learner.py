@@ -31,6 +31,8 @@ from understudy.core.errors import ConfigError, Corrupt, Fenced, LearningFailed,
 from understudy.experience.chunk import CONSENTS
 from understudy.experience.game import GameSpec
 from understudy.experience.skill import DEFAULT_NOISE
+from understudy.learn.architecture import is_grid
+from understudy.learn.centre import find_centre
 from understudy.learn.learner import Learner
 from understudy.models.calibration import calibrate, has_moved, is_due, measured
 from understudy.models.catalogue import Alias, Catalogue
@@ -159,6 +161,9 @@ class GameTraining:
             checkpoint = Checkpoints(self._folder).latest()
         except Corrupt as error:
             self._set_aside(error)
+        self._finds_centre = getattr(settings.config, "centre", None) == ""
+        if checkpoint is not None and self._finds_centre:
+            self._use_centre(str(checkpoint.facts.get("centre", "")))  # new in this version
         self._create_engine()
         try:
             if checkpoint is not None:
@@ -232,12 +237,31 @@ class GameTraining:
         """
         if self.marks.updates and self.algorithm != "dqn":
             self._restart()
+        if not self.updates and self._finds_centre:
+            self._find_centre()
         if is_first and not self.updates and not self.engine.has_held_out:
             self.engine.hold_out()
             self._save()
         if self._job.saved_steps < 0:
             self._save()  # so that there is a checkpoint to restore
         self._job.step()
+
+    def _find_centre(self) -> None:
+        """Show the game's grid from the player's cell, if the steps tell which one that is."""
+        if not any(is_grid(space) for space in self.spec.obs_columns.values()):
+            return
+        before = self.settings
+        self._use_centre(find_centre(self.spec, self.engine.learned_sample()))
+        if network_bytes(self.settings, self.spec) > self._context.config.budget.max_bytes:
+            self._use_centre("")
+        if self.settings != before:
+            self.engine.close()
+            self._create_engine()
+            self.engine.follow()
+
+    def _use_centre(self, centre: str) -> None:
+        config = replace(self.settings.config, centre=centre)
+        self.settings = replace(self.settings, config=config)
 
     def check_with_people(self) -> ModelCheck | None:
         """How the current policy compares with the held-out steps; None if they are too few."""
@@ -291,7 +315,8 @@ class GameTraining:
             self._save()
 
     def _save(self) -> None:
-        self._job.save(facts={"marks": asdict(self.marks)})
+        centre = getattr(self.settings.config, "centre", "")
+        self._job.save(facts={"marks": asdict(self.marks), "centre": centre})
         self.saved_s = self._context.clock.monotonic()
 
     def _handle_event(self, event: Event) -> None:
@@ -299,6 +324,12 @@ class GameTraining:
             self._metrics = dict(event.metrics)
         elif isinstance(event, Guarded):
             self._on_guarded(event)
+
+
+def network_bytes(settings: RunSettings, spec: GameSpec) -> int:
+    """The size of the weights that these settings give a game's policy."""
+    network = settings.algorithm_type(spec, settings.config).network
+    return 4 * sum(map(math.prod, network.shapes().values()))
 
 
 # --- The game -------------------------------------------------------------------------------------
@@ -467,8 +498,7 @@ class GameLearner:
         settings = resolve(
             TrainRequest(algorithm=algorithm, preset=preset, settings=overrides), spec
         )
-        network = settings.algorithm_type(spec, settings.config).network
-        if 4 * sum(map(math.prod, network.shapes().values())) > config.budget.max_bytes:
+        if network_bytes(settings, spec) > config.budget.max_bytes:
             overrides.setdefault("widths", _SMALL_WIDTHS)
             settings = resolve(
                 TrainRequest(algorithm=algorithm, preset=preset, settings=overrides), spec

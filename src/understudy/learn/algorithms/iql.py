@@ -47,6 +47,9 @@ class IqlConfig:
     observation_norm: bool = setting(
         True, 0, 1, "normalise observations by their running mean and variance"
     )
+    centre: str = ""
+    """The cell from which a grid is shown: `obs.grid 5`, that of its channel 5, or
+    `obs.grid obs.place`, the row and column in `obs.place`. The learner service finds it."""
     max_gradient: float = setting(10.0, 1e-3, 1e6, "largest gradient norm of each network")
 
 
@@ -143,6 +146,7 @@ class Iql:
             widths=config.widths,
             stack=config.stack,
             observation_norm=config.observation_norm,
+            centre=config.centre,
         )
 
     @cached_property

@@ -1,0 +1,163 @@
+"""The cell of a grid that the player moves, found in recorded steps."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from understudy.algorithm import Batch
+from understudy.core.errors import ConfigError
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box, MultiDiscrete
+from understudy.learn.algorithms.bc import Bc, BcConfig
+from understudy.learn.algorithms.iql import Iql, IqlConfig
+from understudy.learn.architecture import network_for
+from understudy.learn.centre import find_centre
+from understudy.nn.network import Centre, Conv, Dense, NetworkSpec
+
+U8 = np.dtype(np.uint8)
+F32 = np.dtype(np.float32)
+MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1], [0, 0]])
+ROWS, COLUMNS, N = 5, 6, 400
+PLANES = game_spec(
+    "planes", obs={"grid": Box((ROWS, COLUMNS, 3), U8, 0, 1), "x": Box((2,), F32)}, actions=5
+)
+CHANNELS_FIRST = game_spec("first", obs={"grid": Box((3, ROWS, COLUMNS), U8, 0, 1)}, actions=5)
+CODES = game_spec("codes", obs={"map": MultiDiscrete((4,) * 30, (ROWS, COLUMNS))}, actions=5)
+APART = game_spec(
+    "apart",
+    obs={
+        "map": MultiDiscrete((4,) * 30, (ROWS, COLUMNS)),
+        "place": MultiDiscrete((ROWS, COLUMNS), (2,)),
+        "goal": MultiDiscrete((ROWS, COLUMNS), (2,)),
+    },
+    actions=5,
+)
+
+
+def played(game: GameSpec, *, follows: float = 0.9, stack: int = 1) -> Batch:
+    """A player who moves as the actions say, for this share of the steps, and a guard who does not.
+
+    Channel or code 1 is the guard's cell, 2 the player's; walls are anywhere.
+    """
+    rng = np.random.default_rng(0)
+    action = rng.integers(5, size=N).astype(np.int32)
+    start = rng.integers(1, (ROWS - 1, COLUMNS - 1), (N, 2))
+    chance = MOVES[rng.integers(5, size=N)]
+    move = np.where(rng.random((N, 1)) < follows, MOVES[action], chance)
+    guards = rng.integers(1, (ROWS - 1, COLUMNS - 1), (N, 2))
+    walls = rng.random((N, ROWS, COLUMNS)) < 0.2
+    now = observed(game, walls, guards, start)
+    then = observed(game, walls, guards + MOVES[rng.integers(5, size=N)], start + move)
+    if stack > 1:
+        now, then = (
+            {
+                name: np.stack([0 * values] * (stack - 1) + [values], 1)
+                for name, values in obs.items()
+            }
+            for obs in (now, then)
+        )
+    ones = np.ones(N, np.float32)
+    return Batch(now, action, ones, then, ones, ones)
+
+
+def observed(game: GameSpec, walls: Any, guards: Any, players: Any) -> dict[str, Any]:
+    rows = np.arange(N)
+    planes = np.zeros((N, ROWS, COLUMNS, 3), np.uint8)
+    planes[..., 0] = walls
+    planes[rows, guards[:, 0], guards[:, 1], 1] = 1
+    planes[rows, players[:, 0], players[:, 1], 2] = 1
+    codes = 3 * planes[..., 0]
+    if game is CODES:
+        codes = np.where(planes[..., 2], 2, np.where(planes[..., 1], 1, codes))
+    columns = {
+        "obs.grid": planes.transpose(0, 3, 1, 2) if game is CHANNELS_FIRST else planes,
+        "obs.x": np.zeros((N, 2), np.float32),
+        "obs.map": codes.astype(np.int64),
+        "obs.place": players,
+        "obs.goal": guards,
+    }
+    return {name: columns[name] for name in game.obs_columns}
+
+
+@pytest.mark.parametrize(
+    ("game", "centre"),
+    [
+        (PLANES, "obs.grid 2"),
+        (CHANNELS_FIRST, "obs.grid 2"),
+        (CODES, "obs.map 2"),
+        (APART, "obs.map obs.place"),
+    ],
+    ids=lambda one: getattr(one, "game", one),
+)
+@pytest.mark.parametrize("stack", [1, 3])
+def test_it_is_the_cell_that_moves_as_the_actions_say(game: GameSpec, centre: str, stack: int):
+    assert find_centre(game, played(game, stack=stack)) == centre
+
+
+def test_without_a_grid_or_a_cell_that_follows_there_is_none():
+    assert find_centre(PLANES, played(PLANES, follows=0.0)) == ""
+    vector = game_spec("vector", obs=3, actions=5)
+    zeros = {"obs": np.zeros((N, 3), np.float32)}
+    assert find_centre(vector, played(PLANES)._replace(obs=zeros, next_obs=zeros)) == ""
+    still = played(PLANES)
+    assert find_centre(PLANES, still._replace(next_obs=still.obs)) == ""
+    box = game_spec("box", obs=dict(PLANES.obs), actions=Box((2,), F32, -1.0, 1.0))
+    assert find_centre(box, played(PLANES)) == ""
+
+
+def test_a_paddle_that_only_moves_sideways_is_none():
+    steps = played(PLANES)
+    assert find_centre(PLANES, steps) == "obs.grid 2"
+    across = np.isin(steps.action, (2, 3))
+    rows = Batch(
+        *(
+            {name: values[across] for name, values in column.items()}
+            if isinstance(column, dict)
+            else column[across]
+            if isinstance(column, np.ndarray)
+            else column
+            for column in steps
+        )
+    )
+    assert find_centre(PLANES, rows) == ""
+
+
+def test_a_large_grid_is_shown_farther():
+    large = game_spec("large", obs={"grid": Box((12, 9, 3), U8, 0, 1)}, actions=5)
+    layers = network_of(large, "obs.grid 2").inputs["obs.grid"].layers
+    assert Centre(channel=2, radius=6) in layers
+    assert Conv(16, 3, 2) in layers
+
+
+@pytest.mark.parametrize(
+    ("game", "stack", "shown"),
+    [
+        (PLANES, 1, Centre(channel=2, others=("obs.x",))),
+        (PLANES, 3, Centre(channel=8, others=("obs.x",))),
+        (CODES, 2, Centre(channel=6)),
+        (APART, 1, Centre(column="obs.place", others=("obs.goal",))),
+    ],
+)
+def test_the_network_is_shown_the_grid_from_there(game: GameSpec, stack: int, shown: Centre):
+    centre = find_centre(game, played(game))
+    network = network_of(game, centre, stack=stack)
+    grid = network.inputs[centre.partition(" ")[0]]
+    assert shown in grid.layers
+    for algorithm in (
+        Bc(game, BcConfig(centre=centre, stack=stack)),
+        Iql(game, IqlConfig(centre=centre, stack=stack)),
+    ):
+        assert algorithm.network.inputs[centre.partition(" ")[0]] == grid
+
+
+def network_of(game: GameSpec, centre: str, *, stack: int = 1) -> NetworkSpec:
+    return network_for(
+        game, heads={"q": (Dense(5),)}, centre=centre, stack=stack, observation_norm=True
+    )
+
+
+@pytest.mark.parametrize("centre", ["obs.x 1", "nothing 1", "obs.grid", "obs.grid obs.y", "5"])
+def test_another_centre_is_refused(centre: str):
+    with pytest.raises(ConfigError, match=r"centre is '.*'; give a grid and one of its channels"):
+        network_of(PLANES, centre)
