@@ -236,16 +236,17 @@ def test_a_grid_is_shown_from_the_cell_that_the_player_moves_also_after_a_restar
 WALK = game_spec("walk", obs=Box((5, 5, 2), np.dtype(np.uint8), 0, 1), actions=4)
 """A player, channel 1, walks to a goal, channel 0: north, south, west or east."""
 WAYS = ((-1, 0), (1, 0), (0, -1), (0, 1))
+Cell = tuple[int, int]
 
 
-def seen(place: tuple[int, int], goal: tuple[int, int]) -> Any:
+def seen(place: Cell, goal: Cell) -> Any:
     grid = np.zeros((5, 5, 2), np.uint8)
     grid[*goal, 0] = 1
     grid[*place, 1] = 1
     return grid
 
 
-def walked(place: tuple[int, int], action: int) -> tuple[int, int]:
+def walked(place: Cell, action: int) -> Cell:
     row, column = (min(4, max(0, at + by)) for at, by in zip(place, WAYS[action], strict=True))
     return row, column
 
@@ -255,7 +256,9 @@ def walks(count: int) -> list[Chunk]:
     rng = np.random.default_rng(0)
     chunks = []
     for number in range(count):
-        place, goal = (tuple(map(int, rng.integers(5, size=2))) for _ in range(2))
+        place: Cell
+        goal: Cell
+        place, goal = map(tuple, rng.integers(5, size=(2, 2)).tolist())
         moves: list[Move] = []
         while place != goal or not moves:
             down, right = (there - here for there, here in zip(goal, place, strict=True))
@@ -280,7 +283,7 @@ def walks(count: int) -> list[Chunk]:
     return chunks
 
 
-def walks_to(policy: Policy, goal: tuple[int, int]) -> bool:
+def walks_to(policy: Policy, goal: Cell) -> bool:
     place = (2, 2)
     for _ in range(8):
         place = walked(place, int(policy.act(seen(place, goal))))
