@@ -94,9 +94,14 @@ def read_safetensors(raw: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
 def through(
-    x: np.ndarray, layers: list[dict[str, Any]], weights: dict[str, np.ndarray], place: str
+    x: np.ndarray,
+    layers: list[dict[str, Any]],
+    weights: dict[str, np.ndarray],
+    place: str,
+    *,
+    others: Any = ({}, {}),
 ) -> Any:
-    """The layers of the page for one row, in float64."""
+    """The layers of the page for one row, in float64; `others`: columns and rows of the inputs."""
     for index, layer in enumerate(layers):
         prefix = f"{place}.{index}."
         own = {
@@ -104,8 +109,34 @@ def through(
             for name, array in weights.items()
             if name.startswith(prefix)
         }
-        x = run_layer(layer, x, own)
+        x = centre(layer, x, *others) if layer["layer"] == "centre" else run_layer(layer, x, own)
     return x
+
+
+def centre(
+    layer: dict[str, Any],
+    x: np.ndarray,
+    columns: dict[str, np.ndarray],
+    rows: dict[str, np.ndarray],
+) -> np.ndarray:
+    high, wide, channels = x.shape
+    if layer["channel"] >= 0:
+        row, column = divmod(int(x[..., layer["channel"]].argmax()), wide)
+    else:
+        place = columns[layer["column"]].ravel()[-2:]
+        row, column = (
+            int(min(max(at, 0), side - 1)) for at, side in zip(place, x.shape[:2], strict=True)
+        )
+    extra = np.concatenate([np.zeros(0), *(rows[name].ravel() for name in layer["others"])])
+    tall, broad = (min(2 * side, 2 * layer["radius"] + 2) - 1 for side in (high, wide))
+    out = np.zeros((tall, broad, channels + 1 + len(extra)))
+    for down in range(tall):
+        for across in range(broad):
+            at = (row + down - tall // 2, column + across - broad // 2)
+            if 0 <= at[0] < high and 0 <= at[1] < wide:
+                out[down, across, : channels + 1] = [*x[at], 1]
+            out[down, across, channels + 1 :] = extra
+    return out
 
 
 def run_layer(layer: dict[str, Any], x: np.ndarray, own: dict[str, np.ndarray]) -> Any:
@@ -175,13 +206,15 @@ def golden_outputs(raw: bytes) -> dict[str, np.ndarray]:
         observations[name] = np.array(numbers, float).reshape(2, *column["shape"])
     outputs: dict[str, list[Any]] = {name: [] for name in spec["heads"]}
     for row in range(2):
-        parts = [
-            np.atleast_1d(
-                through(observations[name][row], column["layers"], weights, f"inputs.{name}")
-            )
-            for name, column in inputs.items()
-        ]
-        features = through(np.concatenate(parts), spec["trunk"], weights, "trunk")
+        parts: dict[str, np.ndarray] = {}
+        columns = {name: column[row] for name, column in observations.items()}
+        for name in sorted(inputs, key=lambda name: "centre" in str(inputs[name]["layers"])):
+            layers = inputs[name]["layers"]
+            others = (columns, parts)
+            out = through(columns[name], layers, weights, f"inputs.{name}", others=others)
+            parts[name] = np.atleast_1d(out)
+        row_of_all = np.concatenate([parts[name] for name in inputs])
+        features = through(row_of_all, spec["trunk"], weights, "trunk")
         for head, layers in spec["heads"].items():
             outputs[head].append(through(features, layers, weights, f"heads.{head}"))
     return {name: np.array(rows) for name, rows in outputs.items()}

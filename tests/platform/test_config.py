@@ -111,6 +111,10 @@ def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
         ("[gateway]\nhosts = ['https://x']", "gateway.hosts has"),
         ("[models]\nurl = 'ftp://x'", "models.url"),
         ("[models]\nurl = 'ftp://me:secret@x'", "***@x"),
+        ("[learner]\nsettings = ['ppo.widths = [64]']", "each for one of iql, dqn, bc"),
+        ("[learner]\nsettings = ['widths = [64]']", "pass lines such as"),
+        ("[learner]\nsettings = ['iql.widths = [64']", "pass lines such as"),
+        ("[learner]\nsettings = ['']", "pass lines such as"),
         ("[learner]\nsimulator = 'Nope-v9'", "learner.simulator is 'Nope-v9'"),
         ("[learner]\nsimulator = 'no_such_module:Nope-v9'", "learner.simulator is"),
         (
@@ -203,6 +207,19 @@ def test_the_example_lists_every_setting_and_changes_none(tmp_path: Path):
     assert again.config == found.config
     assert "default" not in again.origins.values()
     assert all(leaf.name.rpartition(".")[2] in example() for leaf in leaves(Config))
+
+
+def test_lines_of_toml_set_the_algorithms(tmp_path: Path):
+    write(
+        tmp_path,
+        """[learner]
+settings = ["iql.centre = 'obs.grid 5'", "bc.widths = [64, 64]", "iql.batch = 128"]""",
+    )
+    config = resolve({"data": str(tmp_path)}, environ={}).config.check()
+    assert config.algorithm_settings == {
+        "iql": {"centre": "obs.grid 5", "batch": 128},
+        "bc": {"widths": [64, 64]},
+    }
 
 
 def test_default_consents_depend_on_whether_only_this_machine_reaches_the_gateway():

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,6 +208,11 @@ class LearnerSection:
         description="Temperature at which bots of bc and iql choose; 1: as often wrong as people, "
         "below 1: less often.",
     )
+    settings: tuple[str, ...] = setting(
+        (),
+        description="Settings of bc, iql and dqn in place of those of their presets, as lines of "
+        "TOML; docs/learner-service.md has examples.",
+    )
     simulator: str = setting(
         "", description="A Gymnasium id to evaluate candidates in; empty: live play decides."
     )
@@ -330,6 +336,23 @@ class Config:
         return LearningSchedule(**{name: getattr(self.learner, name) for name in names})
 
     @property
+    def algorithm_settings(self) -> dict[str, dict[str, Any]]:
+        """Settings of the algorithms by name; ConfigError if a line is not valid."""
+        found: dict[str, dict[str, Any]] = {}
+        for line in self.learner.settings:
+            try:
+                ((algorithm, values),) = tomllib.loads(line).items()
+            except ValueError:  # includes a line with no setting, or several
+                algorithm, values = "", None
+            if algorithm not in ALGORITHMS or not isinstance(values, dict):
+                raise ConfigError(
+                    f"learner.settings has {line[:80]!r}; pass lines such as "
+                    f"'iql.widths = [128, 128]', each for one of {', '.join(ALGORITHMS)}"
+                )
+            found.setdefault(algorithm, {}).update(values)
+        return found
+
+    @property
     def bounds(self) -> Bounds:
         return Bounds(**dataclasses.asdict(self.gate))
 
@@ -345,6 +368,7 @@ class Config:
             raise ConfigError(
                 f"learner.learn_from is {list(self.learner.learn_from)}; pass some of {allowed}"
             )
+        _ = self.algorithm_settings
         for name in ("certificate", "certificate_key"):
             path = getattr(self.gateway, name)
             if path and not Path(path).expanduser().is_file():

@@ -297,6 +297,7 @@ def main(data: DataFolder, config: Config) -> int:
         learn_from=config.learn_from,
         schedule=config.schedule,
         bounds=config.bounds,
+        settings=config.algorithm_settings,
         envs={str(game_name_of_env(simulator)): simulator} if simulator else {},
     )
     with _local_experience(data, config, registry, stop) as (folder, fields):
