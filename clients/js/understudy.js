@@ -1302,7 +1302,7 @@ const LAYERS = {
  * @param {Layer} layer @param {readonly number[]} shape @param {unknown} _ @param {OtherInputs} inputs
  * @returns {[Run, number[]]}
  */
-function centre({ channel, column, radius, others }, [high, wide, channels], _, inputs) {
+function centre({ channel, column, is_xy: isXy, radius, others }, [high, wide, channels], _, inputs) {
   const missing = [...(column ? [column] : []), ...others].filter((name) => !(name in inputs.widths));
   if (missing.length || !(channels > channel))
     throw new Refused("bad_policy", `a centre layer needs inputs [${missing}], or has no channel ${channel}`);
@@ -1316,8 +1316,9 @@ function centre({ channel, column, radius, others }, [high, wide, channels], _, 
     let at = 0;
     if (column) {
       // With a stack of observations, the last two numbers are the newest.
-      const [row, beside] = inputs.columns[column].slice(-2);
-      at = within(Number(row), high) * wide + within(Number(beside), wide);
+      const place = Array.from(inputs.columns[column].slice(-2), Number);
+      const [row, beside] = isXy ? place.reverse() : place;
+      at = within(Math.trunc(row), high) * wide + within(Math.trunc(beside), wide);
     } else for (let cell = 1; cell < high * wide; cell++) if (x[cell * channels + channel] > x[at * channels + channel]) at = cell;
     const top = Math.floor(at / wide) - (tall >> 1);
     const left = (at % wide) - (broad >> 1);

@@ -147,6 +147,13 @@ CASES: dict[str, Case] = {
             "obs.x": (Flatten(),),
         },
     ),
+    "a grid shown from x and y": case(
+        {"map": MultiDiscrete((3,) * 24, (4, 6)), "place": Box((2,), F64)},
+        inputs={
+            "obs.map": (OneHot(3), Centre(column="obs.place", is_xy=True), Conv(3, 1), Flatten()),
+            "obs.place": (Flatten(),),
+        },
+    ),
     "stacked vectors": case(
         3, Dense(8), stack=3, inputs={"obs": (Flatten(), Dense(8), Activation("tanh"))}
     ),

@@ -123,7 +123,7 @@ def centre(
     if layer["channel"] >= 0:
         row, column = divmod(int(x[..., layer["channel"]].argmax()), wide)
     else:
-        place = columns[layer["column"]].ravel()[-2:]
+        place = columns[layer["column"]].ravel()[-2:][:: -1 if layer["is_xy"] else 1]
         row, column = (
             int(min(max(at, 0), side - 1)) for at, side in zip(place, x.shape[:2], strict=True)
         )

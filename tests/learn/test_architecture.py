@@ -30,6 +30,7 @@ from understudy.testing.samples import random_rows, random_spec
 
 F32 = DTYPES["F32"]
 U8 = DTYPES["U8"]
+I8 = np.dtype(np.int8)
 HEADS = {"logits": (Dense(2, gain=0.01),)}
 
 
@@ -95,6 +96,8 @@ def test_a_small_image_gets_small_convolutions() -> None:
         (MultiBinary((10, 10, 4)), 2, (Channels((0, 3)),)),
         (MultiDiscrete((9,) * 54, (6, 9)), 1, (OneHot(9), Channels((2,)))),
         (MultiDiscrete((3,) * 16, (4, 4)), 3, (OneHot(3), Channels((0, 3)))),
+        (Box((8, 8), I8, -1, 5), 1, (OneHot(7, -1), Channels((2,)))),
+        (Box((8, 9), U8, 0, 5), 2, (OneHot(6), Channels((0, 3)))),
     ],
 )
 def test_a_grid_of_cells_gets_a_convolution(space: Space, stack: int, encoding: Any) -> None:
@@ -116,6 +119,8 @@ def test_a_grid_of_cells_gets_a_convolution(space: Space, stack: int, encoding: 
         (Box((3,), U8, 0, 3), (Flatten(),)),
         (Box((84, 84), F32), (Flatten(),)),
         (Box((10, 10), U8), (ScaleImage(), Flatten())),
+        (Box((3, 10), I8, 0, 5), (Flatten(),)),
+        (Box((10, 10), I8), (Flatten(),)),
     ],
 )
 def test_other_observations_are_choices_or_numbers(space: Space, layers: Any) -> None:

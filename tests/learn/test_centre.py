@@ -36,6 +36,13 @@ APART = game_spec(
 )
 
 
+XY = game_spec(
+    "xy",
+    obs={"map": Box((ROWS, COLUMNS), np.dtype(np.int8), -1, 3), "place": Box((2,), F32)},
+    actions=5,
+)
+
+
 def played(game: GameSpec, *, follows: float = 0.9, stack: int = 1) -> Batch:
     """A player who moves as the actions say, for this share of the steps, and a guard who does not.
 
@@ -66,6 +73,7 @@ def observed(game: GameSpec, walls: Any, guards: Any, players: Any) -> dict[str,
     rows = np.arange(N)
     planes = np.zeros((N, ROWS, COLUMNS, 3), np.uint8)
     planes[..., 0] = walls
+    planes[rows, players[:, 0], players[:, 1], 0] = 0
     planes[rows, guards[:, 0], guards[:, 1], 1] = 1
     planes[rows, players[:, 0], players[:, 1], 2] = 1
     codes = 3 * planes[..., 0]
@@ -75,7 +83,7 @@ def observed(game: GameSpec, walls: Any, guards: Any, players: Any) -> dict[str,
         "obs.grid": planes.transpose(0, 3, 1, 2) if game is CHANNELS_FIRST else planes,
         "obs.x": np.zeros((N, 2), np.float32),
         "obs.map": codes.astype(np.int64),
-        "obs.place": players,
+        "obs.place": players[:, ::-1].astype(np.float32) if game is XY else players,
         "obs.goal": guards,
     }
     return {name: columns[name] for name in game.obs_columns}
@@ -88,6 +96,7 @@ def observed(game: GameSpec, walls: Any, guards: Any, players: Any) -> dict[str,
         (CHANNELS_FIRST, "obs.grid 2"),
         (CODES, "obs.map 2"),
         (APART, "obs.map obs.place"),
+        (XY, "obs.map obs.place xy"),
     ],
     ids=lambda one: getattr(one, "game", one),
 )
@@ -129,6 +138,7 @@ def test_a_large_grid_is_shown_farther():
         (PLANES, 3, Centre(channel=8, others=("obs.x",))),
         (CODES, 2, Centre(channel=6)),
         (APART, 1, Centre(column="obs.place", others=("obs.goal",))),
+        (XY, 2, Centre(column="obs.place", is_xy=True)),
     ],
 )
 def test_the_network_is_shown_the_grid_from_there(game: GameSpec, stack: int, shown: Centre):
@@ -149,7 +159,18 @@ def network_of(game: GameSpec, centre: str, *, stack: int = 1) -> NetworkSpec:
     )
 
 
-@pytest.mark.parametrize("centre", ["obs.x 1", "nothing 1", "obs.grid", "obs.grid obs.y", "5"])
+@pytest.mark.parametrize(
+    "centre",
+    [
+        "obs.x 1",
+        "nothing 1",
+        "obs.grid",
+        "obs.grid obs.y",
+        "5",
+        "obs.grid 2 yx",
+        "obs.grid obs.grid",
+    ],
+)
 def test_another_centre_is_refused(centre: str):
     with pytest.raises(ConfigError, match=r"centre is '.*'; give a grid and one of its channels"):
         network_of(PLANES, centre)

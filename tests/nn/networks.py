@@ -71,7 +71,7 @@ SPECS: dict[str, NetworkSpec] = {
                 (
                     OneHot(200),
                     Channels((0, 3)),
-                    Centre(column="obs.place", others=("obs.x", "obs.place")),
+                    Centre(column="obs.place", is_xy=True, others=("obs.x", "obs.place")),
                     Conv(3, 1),
                     Flatten(),
                 ),

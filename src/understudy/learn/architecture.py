@@ -1,5 +1,6 @@
 """The default network of a game, chosen by the kind of each observation column."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -36,6 +37,8 @@ MAX_CHOICES = 4096
 
 GRID_SIDES = range(4, 25)
 """Arrays with channels, or of discrete cells, are grids if two sides have such a length."""
+MAX_CODES = 64
+"""Whole numbers in two dimensions are codes of cells if there are no more values than this."""
 
 LARGE = (Conv(32, 8, 4), Conv(64, 4, 2), Conv(64, 3, 1))
 SMALL = (Conv(16, 4, 2), Conv(32, 3, 2))
@@ -87,8 +90,7 @@ def network_for(
         for name, space in game.obs_columns.items()
     }
     if centre:
-        grid, _, at = centre.partition(" ")
-        inputs[grid] = _centred(game, inputs, grid=grid, at=at, stack=stack)
+        inputs |= _centred(game, inputs, centre, stack=stack)
     trunk: list[Layer] = []
     for width in widths:
         trunk += [Dense(width), *([LayerNorm()] if layer_norm else []), Activation(activation)]
@@ -105,8 +107,9 @@ def _layers(space: Space, *, stack: int, observation_norm: bool) -> tuple[Layer,
         return (OneHot(space.n, space.start), Flatten())
     encoding: list[Layer] = []
     channel = grid_channel(space)
-    if isinstance(space, MultiDiscrete) and max(space.counts) <= MAX_CHOICES:
-        encoding.append(OneHot(max(space.counts)))
+    codes = cell_codes(space)
+    if codes is not None:
+        encoding.append(codes)
     else:
         # uint8 without bounds, such as a console's memory, ranges from 0 to 255.
         if isinstance(space, Box) and space.dtype == np.uint8 and space.high is None:
@@ -120,23 +123,26 @@ def _layers(space: Space, *, stack: int, observation_norm: bool) -> tuple[Layer,
 
 
 def _centred(
-    game: GameSpec, inputs: Mapping[str, Input], *, grid: str, at: str, stack: int
-) -> Input:
+    game: GameSpec, inputs: Mapping[str, Input], centre: str, *, stack: int
+) -> dict[str, Input]:
     """The input of a grid, shown from the cell of a channel, or of another column."""
+    grid, at, *order = (*centre.split(" "), "")
     space = game.obs_columns.get(grid)
     channel = None if space is None else grid_channel(space)
-    if space is None or channel is None or not (at.isdecimal() or at in inputs):
+    is_known = at.isdecimal() or (at in inputs and math.prod(inputs[at].shape) == 2 * stack)
+    if space is None or channel is None or not is_known or order not in ([""], ["xy", ""]):
         raise ConfigError(
-            f"centre is {f'{grid} {at}'!r}; give a grid and one of its channels, such as "
-            f"'obs.grid 5', or a grid and the column of a row and column, such as "
-            f"'obs.grid obs.place'; columns: {', '.join(inputs)}"
+            f"centre is {centre!r}; give a grid and one of its channels, such as 'obs.grid 5', or "
+            "a grid and the column of a row and a column, such as 'obs.grid obs.place' "
+            f"('obs.grid obs.place xy' for x before y); columns: {', '.join(inputs)}"
         )
     column = inputs[grid]
     # Up to where the cells have their channels last; a running mean of cells would hide them.
     first = column.layers[: column.layers.index(next(filter(_is_channels, column.layers))) + 1]
     if isinstance(space, Box) and space.high is not None:
         first = tuple(layer for layer in first if not isinstance(layer, ObservationNorm))
-    n_channels = max(space.counts) if isinstance(space, MultiDiscrete) else space.shape[channel]
+    codes = cell_codes(space)
+    n_channels = space.shape[channel] if codes is None else codes.n
     widths = {name: _width(other) for name, other in inputs.items() if name != grid}
     sides = [size for axis, size in enumerate(space.shape) if axis != channel]
     is_large = max(sides) > 2 * RADIUS + 1
@@ -144,11 +150,13 @@ def _centred(
         # The newest of a stack of observations comes last.
         channel=int(at) + (stack - 1) * n_channels if at.isdecimal() else -1,
         column="" if at.isdecimal() else at,
+        is_xy=order[0] == "xy",
         radius=LARGE_RADIUS if is_large else RADIUS,
         others=tuple(n for n, width in widths.items() if n != at and width <= MAX_OTHERS),
     )
     convs = CENTRED_LARGE if is_large else CENTRED
-    return Input(column.shape, column.dtype, (*first, shown, *_with_relu(convs), Flatten()))
+    layers = (*first, shown, *_with_relu(convs), Flatten())
+    return {grid: Input(column.shape, column.dtype, layers)}
 
 
 def _is_channels(layer: Layer) -> bool:
@@ -175,8 +183,8 @@ def grid_channel(space: Space) -> int | None:
     """The channel axis of a grid of cells, once they are encoded; None if the space is no grid."""
     sides = shape = space.shape
     channel = 2
-    if isinstance(space, MultiDiscrete):
-        has_channels = len(shape) == 2 and max(space.counts) <= MAX_CHOICES
+    if cell_codes(space) is not None:
+        has_channels = len(shape) == 2
     else:
         has_channels = len(shape) == 3 and min(shape[0], shape[2]) <= MAX_CHANNELS
         if has_channels:
@@ -184,6 +192,19 @@ def grid_channel(space: Space) -> int | None:
             sides = shape[1:] if channel == 0 else shape[:2]
     is_grid = has_channels and all(side in GRID_SIDES for side in sides)
     return channel if is_grid else None
+
+
+def cell_codes(space: Space) -> OneHot | None:
+    """The encoding of whole numbers that are names of something, not quantities; None: no such."""
+    if isinstance(space, MultiDiscrete) and max(space.counts) <= MAX_CHOICES:
+        return OneHot(max(space.counts))
+    if not isinstance(space, Box) or space.dtype.kind not in "iu" or len(space.shape) != 2:
+        return None
+    low, high = space.ends()
+    first = int(low.min())
+    n_codes = int(high.max()) - first + 1
+    are_codes = n_codes <= MAX_CODES and all(side in GRID_SIDES for side in space.shape)
+    return OneHot(n_codes, first) if are_codes else None
 
 
 def is_grid(space: Space) -> bool:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from understudy.algorithm import Batch
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
-from understudy.experience.spaces import MultiDiscrete
-from understudy.learn.architecture import grid_channel, is_grid
+from understudy.learn.architecture import cell_codes, grid_channel, is_grid
 
 _MOVED = 0.25
 """Share of a cell's moves, down and across, that the actions must explain."""
@@ -50,27 +49,43 @@ def _candidates(game: GameSpec, steps: Batch) -> Iterator[tuple[str, Places, Pla
             _newest(steps.obs[grid], space.shape),
             _newest(steps.next_obs[grid], space.shape),
         )
-        if isinstance(space, MultiDiscrete):
-            n_channels = max(space.counts)
-            planes = [[cells == code for cells in columns] for code in range(n_channels)]
-            sides = space.shape
+        codes = cell_codes(space)
+        if codes is not None:
+            values = range(codes.start, codes.start + codes.n)
+            planes = [[cells == code for cells in columns] for code in values]
         else:
             channel = grid_channel(space)
             assert channel is not None
             moved = [np.moveaxis(cells, channel + 1, -1) for cells in columns]
-            sides = moved[0].shape[1:3]
             planes = [[cells[..., at] > 0 for cells in moved] for at in range(moved[0].shape[-1])]
         for at, (before, after) in enumerate(planes):
             if (before.sum((1, 2)) == 1).mean() >= _ALWAYS:
                 yield f"{grid} {at}", _places(before), _places(after)
+        cells = np.stack([before for before, _ in planes], -1)
         for name, other in game.obs_columns.items():
-            if other.shape == (2,) and other.dtype.kind in "iu":
+            if other.shape == (2,):
                 before, after = (
                     _newest(values[name], (2,)).astype(np.float64)
                     for values in (steps.obs, steps.next_obs)
                 )
-                if (before >= 0).all() and (before < sides).all():
-                    yield f"{grid} {name}", before, after
+                if (order := _order(before, cells)) is not None:
+                    yield f"{grid} {name}{' xy' if order else ''}", before, after
+
+
+def _order(places: Places, cells: Array) -> bool | None:
+    """Whether places on a grid are columns and rows (x, y) or rows and columns; None: neither.
+
+    In the right order, what is on those cells is less of a surprise: nobody stands in a wall.
+    """
+    surprise = {}
+    for is_xy in (False, True):
+        rows, columns = places.T[::-1] if is_xy else places.T
+        fits = (places == np.rint(places)).all() and (places >= 0).all()
+        if fits and (rows < cells.shape[1]).all() and (columns < cells.shape[2]).all():
+            at = (np.arange(len(cells)), rows.astype(np.intp), columns.astype(np.intp))
+            shares = np.clip(cells[at].mean(0), 1e-9, 1 - 1e-9)
+            surprise[is_xy] = -(shares * np.log(shares) + (1 - shares) * np.log(1 - shares)).sum()
+    return min(surprise, key=lambda is_xy: surprise[is_xy]) if surprise else None
 
 
 def _newest(column: Array, shape: tuple[int, ...]) -> Array:

@@ -215,8 +215,10 @@ def _centre(
     n, high, wide, _ = x.shape
     if layer.column:
         places = jnp.asarray(obs[layer.column]).reshape(n, -1)[:, -2:]
-        row = jnp.clip(places[:, 0], 0, high - 1).astype(jnp.int32)
-        column = jnp.clip(places[:, 1], 0, wide - 1).astype(jnp.int32)
+        row, column = (
+            jnp.clip(places[:, at], 0, side - 1).astype(jnp.int32)
+            for at, side in ((int(layer.is_xy), high), (int(not layer.is_xy), wide))
+        )
     else:
         row, column = jnp.divmod(x[..., layer.channel].reshape(n, -1).argmax(1), wide)
     sides = layer.sides((high, wide))

@@ -374,8 +374,10 @@ def _centre(layer: Centre, *, lead: int) -> Show:
         if layer.column:
             # With a stack of observations, the last two numbers are the newest.
             places = np.asarray(obs[layer.column]).reshape(n, -1)[:, -2:]
-            row = places[:, 0].clip(0, high - 1).astype(np.intp)
-            column = places[:, 1].clip(0, wide - 1).astype(np.intp)
+            row, column = (
+                places[:, at].clip(0, side - 1).astype(np.intp)
+                for at, side in ((int(layer.is_xy), high), (int(not layer.is_xy), wide))
+            )
         else:
             row, column = divmod(grid[..., layer.channel].reshape(n, -1).argmax(1), wide)
         sides = layer.sides((high, wide))

@@ -284,13 +284,15 @@ class Centre:
     """Shows a grid from one cell, such as that of the player, which is then in the middle.
 
     The cell is the highest one of `channel`, or the one whose row and column another input,
-    `column`, holds. The result reaches `radius` cells in each direction, or to the grid's far side
-    if that is nearer. A further channel is 1 on the grid and 0 outside, where all others are 0
-    too. The rows of the inputs `others` are repeated on each cell as channels.
+    `column`, holds; with `is_xy`, the column (x) comes before the row. The result reaches `radius`
+    cells in each direction, or to the grid's far side if that is nearer. A further channel is 1 on
+    the grid and 0 outside, where all others are 0 too. The rows of the inputs `others` are repeated
+    on each cell as channels.
     """
 
     channel: int = -1
     column: str = ""
+    is_xy: bool = False
     radius: int = 4
     others: tuple[str, ...] = ()
 
@@ -298,8 +300,10 @@ class Centre:
         _check_count("channel", self.channel, low=-1)
         _check_count("radius", self.radius)
         names = (self.column, *self.others) if isinstance(self.others, tuple) else (None,)
-        if not all(isinstance(name, str) for name in names) or (
-            (self.channel >= 0) == bool(self.column)
+        if (
+            not all(isinstance(name, str) for name in names)
+            or type(self.is_xy) is not bool
+            or (self.channel >= 0) == bool(self.column)
         ):
             raise ConfigError(
                 f"{self} is not valid; give a channel from 0, or the name of another input as "

@@ -549,7 +549,7 @@ def with_network(settings: RunSettings, network: NetworkSpec | None) -> RunSetti
     return replace(settings, config=replace(settings.config, network=network))
 
 
-_OF_NETWORKS = {"widths", "activation", "observation_norm", "stack"}
+_OF_NETWORKS = {"widths", "activation", "observation_norm", "centre", "stack"}
 """Settings that shape the default network."""
 
 
