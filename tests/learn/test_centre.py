@@ -1,5 +1,6 @@
 """The cell of a grid that the player moves, found in recorded steps."""
 
+import tracemalloc
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from understudy.learn.algorithms.bc import Bc, BcConfig
 from understudy.learn.algorithms.iql import Iql, IqlConfig
 from understudy.learn.architecture import network_for
 from understudy.learn.centre import find_centre
-from understudy.nn.network import Centre, Conv, Dense, NetworkSpec
+from understudy.nn.network import Centre, Conv, Dense, NetworkSpec, ObservationNorm
 
 U8 = np.dtype(np.uint8)
 F32 = np.dtype(np.float32)
@@ -122,6 +123,34 @@ def test_a_paddle_that_only_moves_sideways_is_none():
     is_across = np.isin(steps.action, (2, 3))
     sideways: Any = jax.tree.map(lambda column: column[is_across], steps)
     assert find_centre(PLANES, sideways) == ""
+
+
+def test_new_starts_and_empty_last_observations_do_not_hide_the_player():
+    steps = played(PLANES, follows=1.0)
+    after = {name: values.copy() for name, values in steps.next_obs.items()}
+    after["obs.grid"][:8] = 0
+    for row in range(8, 28):
+        after["obs.grid"][row, ..., 2] = 0
+        after["obs.grid"][row, -1, -1, 2] = 1
+    assert find_centre(PLANES, steps._replace(next_obs=after)) == "obs.grid 2"
+
+
+def test_many_codes_need_little_memory():
+    many = game_spec("many", obs=MultiDiscrete((4_000,) * 576, (24, 24)), actions=5)
+    cells = np.random.default_rng(0).integers(4_000, size=(N, 24, 24))
+    tracemalloc.start()
+    find_centre(many, played(CODES)._replace(obs={"obs": cells}, next_obs={"obs": cells}))
+    most_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most_bytes < 50e6
+
+
+def test_only_large_numbers_are_normalised_and_none_shows_the_whole_grid():
+    for high, is_normalised in ((1, False), (100, True)):
+        game = game_spec("cells", obs=Box((9, 9, 3), F32, 0, high), actions=5)
+        layers = network_of(game, "obs 2").inputs["obs"].layers
+        assert (ObservationNorm() in layers) == is_normalised
+        assert network_of(game, "none") == network_of(game, "")
 
 
 def test_a_large_grid_is_shown_farther():

@@ -72,9 +72,12 @@ def test_weights_have_flat_names() -> None:
     assert spec.outputs() == {"log_std": (2,), "q": (4,), "value": (1,)}
 
 
-def grid(*layers: Layer) -> NetworkSpec:
-    """A network over a grid with two channels."""
-    return NetworkSpec({"obs": Input((4, 5, 2), F32, (*layers, Flatten()))}, (), {"q": ()})
+def grid(*layers: Layer, x: tuple[int, ...] | None = None) -> NetworkSpec:
+    """A network over a grid with two channels, and a further input of this shape."""
+    inputs = {"obs": Input((4, 5, 2), F32, (*layers, Flatten()))}
+    if x is not None:
+        inputs["obs.x"] = Input(x, F32)
+    return NetworkSpec(inputs, (), {"q": ()})
 
 
 @pytest.mark.parametrize(
@@ -121,6 +124,7 @@ def grid(*layers: Layer) -> NetworkSpec:
         (lambda: plain(Centre(channel=0)), "put it in an input's layers"),
         (lambda: grid(Centre(channel=2)), "more than 2 channels"),
         (lambda: grid(Centre(column="obs.x")), "needs the inputs obs.x"),
+        (lambda: grid(Centre(column="obs.x"), x=(3,)), r"an input of shape \(3,\); name one"),
         (lambda: grid(Centre(channel=0, others=("obs",))), "needs the inputs obs"),
         (lambda: grid(Centre(channel=0), Centre(channel=0)), "several Centre layers"),
     ],

@@ -115,6 +115,9 @@ def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
         ("[learner]\nsettings = ['widths = [64]']", "pass lines such as"),
         ("[learner]\nsettings = ['iql.widths = [64']", "pass lines such as"),
         ("[learner]\nsettings = ['']", "pass lines such as"),
+        ("[learner]\nsettings = ['iql = 5']", "pass lines such as"),
+        ("[learner]\nsettings = ['iql.widhts = [64]']", "did you mean 'widths'?"),
+        ("[learner]\nsettings = ['iql.batch = -1']", "batch is -1"),
         ("[learner]\nsimulator = 'Nope-v9'", "learner.simulator is 'Nope-v9'"),
         ("[learner]\nsimulator = 'no_such_module:Nope-v9'", "learner.simulator is"),
         (

@@ -54,7 +54,7 @@ from understudy.release.schedule import LearningSchedule
 from understudy.stores.view import StoreView
 from understudy.testing.clock import START_S
 from understudy.training.from_store import FromStore
-from understudy.training.training_job import decode_checkpoint
+from understudy.training.training_job import TrainingJob, decode_checkpoint
 
 SCHEDULE = LearningSchedule(
     bc_updates=256,
@@ -218,7 +218,10 @@ def test_a_grid_is_shown_from_the_cell_that_the_player_moves_also_after_a_restar
         for _ in range(4):
             role.step()
         assert 0 < role.status()["games"]["walk"]["updates"] < schedule.bc_updates
+        updates = role.status()["games"]["walk"]["updates"]
     with role_of(made, config) as role:
+        role.step()
+        assert role.status()["games"]["walk"]["updates"] > updates, "it was not resumed"
         status = until_idle(role, WALK)
     assert status["champion"] == 1, status["decision"]
     (training,) = (made.data.root / "learner" / "walk").iterdir()
@@ -231,6 +234,37 @@ def test_a_grid_is_shown_from_the_cell_that_the_player_moves_also_after_a_restar
     goals = [(row, column) for row in range(5) for column in range(5) if (row, column) != (2, 2)]
     arrived = sum(walks_to(policy, goal) for goal in goals)
     assert arrived >= 20, f"{arrived} of 24 goals"
+
+
+@pytest.mark.parametrize("centre", ["none", "obs 0"])
+def test_a_configured_centre_stays(quick_path: Path, centre: str):
+    made = recording(DataFolder(quick_path), WALK)
+    made.store(walks(300))
+    config = replace(CONFIG, settings={"bc": SMALL | {"centre": centre}})
+    with role_of(made, config) as role:
+        until_idle(role, WALK)
+    lineage = made.registry().catalogue("walk").models[1].lineage
+    assert f'centre = "{centre}"' in lineage.config["settings"]
+
+
+def test_a_checkpoint_with_an_unknown_centre_is_set_aside(
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made = recording(DataFolder(quick_path), WALK)
+    made.store(walks(500))
+    config = replace(CONFIG, schedule=replace(SCHEDULE, improve_with="bc"))
+    with monkeypatch.context() as patch, role_of(made, config) as role:
+        patch.setattr(game_learner, "find_centre", lambda *_: "")
+        save = TrainingJob.save
+        patch.setattr(
+            TrainingJob, "save", lambda job, facts: save(job, facts=facts | {"centre": "nothing 1"})
+        )
+        role.step()
+    with role_of(made, config) as role:
+        status = until_idle(role, WALK)
+    assert status["models"] == 1
+    folders = sorted(path.name for path in (made.data.root / "learner" / "walk").iterdir())
+    assert [("unusable" in name) for name in folders] == [False, True]
 
 
 WALK = game_spec("walk", obs=Box((5, 5, 2), np.dtype(np.uint8), 0, 1), actions=4)

@@ -207,8 +207,7 @@ class Bots:
 
     @property
     def last_error(self) -> str:
-        # The poll that closing interrupts fails as well, which is no error.
-        return self._rejection or ("" if self._stop.is_set() else self._link_error)
+        return self._rejection or self._link_error
 
     def pick(self) -> Bot | None:
         """Return a bot for a new episode: the canary for its share, else the champion, if any."""
@@ -320,12 +319,17 @@ class Bots:
                 with contextlib.suppress(LinkFailed):
                     self._link.register(self.spec)
                 return 0.0
-            self._link_error = str(failed)
+            self._record(str(failed))
             self._backoff.failed(wholly=True, retry_after_s=failed.retry_after_s)
         except Exception as error:
-            self._link_error = repr(error)[:300]
+            self._record(repr(error)[:300])
             self._backoff.failed(wholly=True, retry_after_s=0.0)
         return max(0.0, self._backoff.remaining_s)
+
+    def _record(self, error: str) -> None:
+        # The poll that closing interrupts fails as well, which is no error.
+        if not self._stop.is_set():
+            self._link_error = error
 
     def run(self, stop: threading.Event) -> None:
         """Repeat `step` until `stop` is set."""

@@ -79,7 +79,7 @@ def network_for(
 
     `activation` and `layer_norm` apply to each dense layer (convolutions use relu);
     `observation_norm` applies to inputs that are neither images nor discrete. `centre`: the cell
-    from which a grid is shown, as `learn/centre.py` has it.
+    from which a grid is shown, as in `IqlConfig`; `none` or empty: the whole grid.
     """
     inputs = {
         name: Input(
@@ -89,7 +89,7 @@ def network_for(
         )
         for name, space in game.obs_columns.items()
     }
-    if centre:
+    if centre not in ("", "none"):
         inputs |= _centred(game, inputs, centre, stack=stack)
     trunk: list[Layer] = []
     for width in widths:
@@ -137,9 +137,10 @@ def _centred(
             f"('obs.grid obs.place xy' for x before y); columns: {', '.join(inputs)}"
         )
     column = inputs[grid]
-    # Up to where the cells have their channels last; a running mean of cells would hide them.
-    first = column.layers[: column.layers.index(next(filter(_is_channels, column.layers))) + 1]
-    if isinstance(space, Box) and space.high is not None:
+    last = next(at for at, layer in enumerate(column.layers) if isinstance(layer, Channels))
+    first = column.layers[: last + 1]
+    # Small numbers need no norm, with which the same thing would look different on each cell.
+    if isinstance(space, Box) and space.high is not None and np.abs(space.ends()).max() <= 1:
         first = tuple(layer for layer in first if not isinstance(layer, ObservationNorm))
     codes = cell_codes(space)
     n_channels = space.shape[channel] if codes is None else codes.n
@@ -157,10 +158,6 @@ def _centred(
     convs = CENTRED_LARGE if is_large else CENTRED
     layers = (*first, shown, *_with_relu(convs), Flatten())
     return {grid: Input(column.shape, column.dtype, layers)}
-
-
-def _is_channels(layer: Layer) -> bool:
-    return isinstance(layer, Channels)
 
 
 def _width(column: Input) -> int:

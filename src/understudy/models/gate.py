@@ -133,7 +133,7 @@ def decide_by_checks(
 ) -> GateDecision:
     """Reject what fails a check and promote a first bot; any other candidate waits for play.
 
-    `people`: the comparison of a first bot with held-out steps of people, if there were any.
+    `people`: the comparison of a first bot with held-out steps of people, if there were enough.
     """
     for check in checks:
         if not check.passed:

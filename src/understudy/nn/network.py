@@ -424,7 +424,7 @@ class NetworkSpec:
         return hash(self._key)
 
     def places(self) -> Iterable[tuple[str, tuple[Layer, ...]]]:
-        """Weight-name prefix and layers of each part, in the order they are computed."""
+        """Weight-name prefix and layers of each part."""
         for name, column in self.inputs.items():
             yield f"inputs.{name}", column.layers
         yield "trunk", self.trunk
@@ -450,6 +450,13 @@ class NetworkSpec:
         for name in self.order():
             column = self.inputs[name]
             place = f"inputs.{name}"
+            for layer in column.layers:
+                named = layer.column if isinstance(layer, Centre) else ""
+                if named in self.inputs and self.inputs[named].shape[-1:] != (2,):
+                    raise ConfigError(
+                        f"{place}: {layer} names an input of shape {self.inputs[named].shape}; "
+                        "name one with a row and a column"
+                    )
             out = _through(place, column.layers, shape=column.shape, weights=weights, widths=widths)
             if len(out) != 1:
                 raise ConfigError(f"input {name!r} ends with shape {out}; end it with Flatten()")
@@ -468,8 +475,8 @@ class NetworkSpec:
 
 def centre_of(column: Input) -> int | None:
     """The index of the Centre among the input's layers, if it has one."""
-    found = [at for at, layer in enumerate(column.layers) if isinstance(layer, Centre)]
-    return found[0] if found else None
+    indices = [index for index, layer in enumerate(column.layers) if isinstance(layer, Centre)]
+    return indices[0] if indices else None
 
 
 def _through(

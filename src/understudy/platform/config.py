@@ -338,19 +338,24 @@ class Config:
     @property
     def algorithm_settings(self) -> dict[str, dict[str, Any]]:
         """Settings of the algorithms by name; ConfigError if a line is not valid."""
-        found: dict[str, dict[str, Any]] = {}
+        # Imported late: only a learner with such lines needs it.
+        from understudy.training.settings import Resolver
+
+        by_algorithm: dict[str, dict[str, Any]] = {}
         for line in self.learner.settings:
             try:
                 ((algorithm, values),) = tomllib.loads(line).items()
-            except ValueError:  # includes a line with no setting, or several
-                algorithm, values = "", None
-            if algorithm not in ALGORITHMS or not isinstance(values, dict):
+                resolver = Resolver(algorithm if algorithm in ALGORITHMS else "", None)
+                for name, value in values.items():
+                    resolver.set(name, value)
+                resolver.settings()
+            except (ValueError, AttributeError, ConfigError) as error:
                 raise ConfigError(
-                    f"learner.settings has {line[:80]!r}; pass lines such as "
+                    f"learner.settings has {line[:80]!r} ({str(error)[:200]}); pass lines such as "
                     f"'iql.widths = [128, 128]', each for one of {', '.join(ALGORITHMS)}"
-                )
-            found.setdefault(algorithm, {}).update(values)
-        return found
+                ) from None
+            by_algorithm.setdefault(algorithm, {}).update(values)
+        return by_algorithm
 
     @property
     def bounds(self) -> Bounds:
@@ -368,7 +373,7 @@ class Config:
             raise ConfigError(
                 f"learner.learn_from is {list(self.learner.learn_from)}; pass some of {allowed}"
             )
-        _ = self.algorithm_settings
+        _ = self.algorithm_settings  # checks the lines
         for name in ("certificate", "certificate_key"):
             path = getattr(self.gateway, name)
             if path and not Path(path).expanduser().is_file():

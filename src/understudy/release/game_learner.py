@@ -148,9 +148,11 @@ class GameTraining:
         self._context = context
         self._on_guarded = on_guarded
         self._metrics: Mapping[str, float] = {}
-        # Another schema, setting or seed is another training, in another folder.
+        # Another schema, setting or seed is another training, in another folder; one of an earlier
+        # version, which had no centre, is continued.
         config = context.config
-        identity = f"{spec.schema} {settings.to_toml()} {config.learn_from} {config.seed}"
+        text = settings.to_toml().replace('centre = ""\n', "")
+        identity = f"{spec.schema} {text} {config.learn_from} {config.seed}"
         name = f"{settings.algorithm}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
         self._folder = context.data.root / "learner" / spec.game / name
         self._before = self._folder.with_name(f"{name}.before")
@@ -161,17 +163,19 @@ class GameTraining:
             checkpoint = Checkpoints(self._folder).latest()
         except Corrupt as error:
             self._set_aside(error)
-        self._finds_centre = getattr(settings.config, "centre", None) == ""
-        if checkpoint is not None and self._finds_centre:
-            self._use_centre(str(checkpoint.facts.get("centre", "")))  # new in this version
+        has_network = getattr(settings.config, "network", None) is not None
+        self._finds_centre = getattr(settings.config, "centre", None) == "" and not has_network
         self._create_engine()
         try:
             if checkpoint is not None:
+                if centre := checkpoint.facts.get("centre"):
+                    self._show_from(centre)
                 self._job.restore(checkpoint)
                 self.marks = Marks(**checkpoint.facts["marks"])
         except (ConfigError, KeyError, TypeError) as error:  # written by another version
             self.engine.close()
             self._set_aside(error)
+            self.settings = settings
             self._create_engine()
         except BaseException:  # includes a damaged store: the checkpoint is good and is kept
             self.engine.close()
@@ -248,27 +252,30 @@ class GameTraining:
 
     def _find_centre(self) -> None:
         """Show the game's grid from the player's cell, if the steps tell which one that is."""
-        if not any(is_grid(space) for space in self.spec.obs_columns.values()):
+        has_grid = any(is_grid(space) for space in self.spec.obs_columns.values())
+        if not has_grid or not self.engine.learner.may_step:
             return
-        before = self.settings
-        self._use_centre(find_centre(self.spec, self.engine.learned_sample()))
-        if network_bytes(self.settings, self.spec) > self._context.config.budget.max_bytes:
-            self._use_centre("")
-        if self.settings != before:
-            self.engine.close()
-            self._create_engine()
+        centre = find_centre(self.spec, self.engine.learned_sample())
+        if centre != self.settings.config.centre:
+            self._show_from(centre)
             self.engine.follow()
 
-    def _use_centre(self, centre: str) -> None:
+    def _show_from(self, centre: str) -> None:
+        """Replace the engine, which has not trained yet, by one whose network has this centre."""
         config = replace(self.settings.config, centre=centre)
-        self.settings = replace(self.settings, config=config)
+        settings = replace(self.settings, config=config)
+        if network_bytes(settings, self.spec) <= self._context.config.budget.max_bytes:
+            self.engine.close()
+            self.settings = settings
+            self._create_engine()
 
     def check_with_people(self) -> ModelCheck | None:
         """How the current policy compares with the held-out steps; None if they are too few."""
+        held_out = self.engine.held_out()
+        if not held_out or not self.engine.learner.may_step:  # others may have been erased since
+            return None
         return check_with_people(
-            self.candidate,
-            learned=self.engine.learned_sample(),
-            held_out=self.engine.held_out(),
+            self.candidate, learned=self.engine.learned_sample(), held_out=held_out
         )
 
     def _restart(self) -> None:

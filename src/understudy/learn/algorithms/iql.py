@@ -48,8 +48,9 @@ class IqlConfig:
         True, 0, 1, "normalise observations by their running mean and variance"
     )
     centre: str = ""
-    """The cell from which a grid is shown: `obs.grid 5`, that of its channel 5, or
-    `obs.grid obs.place`, the row and column in `obs.place`. The learner service finds it."""
+    """The cell from which a grid is shown: `obs.grid 5`, that of its channel or code 5;
+    `obs.grid obs.place`, the row and column in `obs.place`, or `obs.grid obs.place xy` for x and
+    y. If it is empty, the learner service finds it, unless it is `none`."""
     max_gradient: float = setting(10.0, 1e-3, 1e6, "largest gradient norm of each network")
 
 
