@@ -292,11 +292,8 @@ class Database:
     def wrote(self, size_bytes: int) -> None:
         """Count the bytes of a transaction, and checkpoint after CHECKPOINT_BYTES."""
         self._written_bytes += size_bytes + _COMMIT_BYTES
-        if self._written_bytes >= CHECKPOINT_BYTES or self._is_disk_short:
-            self.checkpoint()
-
-    def checkpoint(self) -> None:
-        """Copy the log into the database; if it has grown long, wait for readers."""
+        if self._written_bytes < CHECKPOINT_BYTES and not self._is_disk_short:
+            return
         self._written_bytes = 0
         try:
             with disk("a checkpoint"):

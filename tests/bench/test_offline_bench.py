@@ -1,0 +1,41 @@
+"""bench/offline.py: people's steps, a short training on them, and the bot's place."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from bench.offline import recorded
+from bench.people import GAMES
+from understudy.learn.centre import find_centre
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_steps_of_people_are_recorded_as_transitions():
+    game = GAMES["courier"]
+    steps = recorded(game, game.spec(), 500, seed=0)
+    assert {len(column) for column in steps.obs.values()} == {500}
+    goes_on = steps.discount[:-1] == 1
+    for name, column in steps.obs.items():
+        follows = (column[1:] == steps.next_obs[name][:-1]).reshape(499, -1).all(1)
+        assert follows[goes_on].mean() > 0.95, "all but those that were truncated"
+    assert steps.action_mask[np.arange(500), steps.action].all()
+    assert find_centre(game.spec(), steps) == "obs.map obs.robot.place"
+    vault = GAMES["vault"]
+    assert find_centre(vault.spec(), recorded(vault, vault.spec(), 500, seed=0)) == "obs.grid 5"
+    breakout = GAMES["breakout"]
+    assert find_centre(breakout.spec(), recorded(breakout, breakout.spec(), 500, seed=0)) == ""
+
+
+def test_a_short_run_prints_the_bots_place():
+    command = [sys.executable, str(ROOT / "bench" / "offline.py"), "cartpole", "bc"]
+    command += ["--steps", "2000", "--updates", "256", "--episodes", "20", "--set", "batch=64"]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+    assert ran.returncode == 0, ran.stderr
+    what, _, place = ran.stdout.strip().partition(": ")
+    assert what == "cartpole bc, 2000 steps, 256 updates, seed 0, centre ''"
+    assert float(place.split(" ")[0]) > 0
