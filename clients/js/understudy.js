@@ -1469,7 +1469,7 @@ export class Policy {
     const names = Object.keys(network.inputs).sort(byCodePoint);
     const isCentred = (/** @type {string} */ name) => network.inputs[name].layers.some(({ layer }) => layer === "centre");
     /** The network's inputs in the order they are computed: a `centre` layer needs the others' rows. */
-    this.inputs = [...names.filter((name) => !isCentred(name)), ...names.filter(isCentred)]
+    this._inOrder = [...names.filter((name) => !isCentred(name)), ...names.filter(isCentred)]
       .map((name) => {
         const { shape, dtype, layers } = network.inputs[name];
         const part = this._columns.obs.find((candidate) => candidate.name === name);
@@ -1480,6 +1480,8 @@ export class Policy {
         this._others.widths[name] = product(after);
         return { name, dtype, size: product(shape), isExact: layers[0]?.layer === "one_hot", steps };
       });
+    /** The network's inputs, in its order. */
+    this.inputs = names.map((name) => /** @type {any} */ (this._inOrder.find((input) => input.name === name)));
     let features = 0;
     /** Where the row of each input begins among the trunk's numbers. @type {Record<string, number>} */
     this._starts = {};
@@ -1581,7 +1583,7 @@ export class Policy {
   forward(columns, heads) {
     const through = (/** @type {Run[]} */ steps, /** @type {Numbers} */ x) => steps.reduce((now, step) => step(now), x);
     this._others.columns = columns;
-    for (const { name, steps } of this.inputs) {
+    for (const { name, steps } of this._inOrder) {
       const row = through(steps, columns[name]);
       this._features.set(row, this._starts[name]);
       this._others.rows[name] = row;

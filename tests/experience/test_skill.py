@@ -37,7 +37,7 @@ def test_a_skill_gets_its_noise_and_a_temperature_has_none():
         (None, 101, "bad_temperature", "give a number from 0.01 to 100"),
         (None, math.nan, "bad_temperature", "give a number from 0.01 to 100"),
         (None, True, "bad_temperature", "give a number from 0.01 to 100"),
-        (None, "hot", "bad_temperature", "temperature is hot; give a number from 0.01 to 100"),
+        (None, "hot", "bad_temperature", "temperature is 'hot'; give a number from 0.01 to 100"),
     ],
 )
 def test_bad_values_are_refused_with_what_to_give(

@@ -168,7 +168,7 @@ class GameTraining:
         self._create_engine()
         try:
             if checkpoint is not None:
-                if centre := checkpoint.facts.get("centre"):
+                if self._finds_centre and (centre := checkpoint.facts.get("centre")):
                     self._show_from(centre)
                 self._job.restore(checkpoint)
                 self.marks = Marks(**checkpoint.facts["marks"])
