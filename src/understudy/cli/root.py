@@ -141,6 +141,11 @@ def run(arguments: Sequence[str]) -> int:
         if not isinstance(error.__cause__, KeyboardInterrupt):
             raise
         return interrupted(error.__cause__, arguments)
+    except TypeError as error:
+        # While it reads its settings, which are all text, Kafka's client replaces the interrupt.
+        if not str(error).endswith("to be unicode string"):
+            raise
+        return interrupted(error, arguments)
     except click.ClickException as error:
         error.show()
         return 2
