@@ -154,7 +154,7 @@ def test_a_signal_is_not_lost_while_a_command_is_imported(
         # What Python raises if a function in C returns a result although a signal handler has
         # raised, and what Kafka's client raises instead while it reads its settings.
         ("SystemError('returned a result with an exception set') from KeyboardInterrupt()", 130),
-        ("TypeError('expect Producer config value for group.id to be unicode string')", 130),
+        ("TypeError('expected configuration property value as type unicode string')", 130),
         ("SystemError('returned a result with an exception set') from ValueError()", None),
         ("TypeError('unsupported operand')", None),
     ],

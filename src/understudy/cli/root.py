@@ -143,7 +143,7 @@ def run(arguments: Sequence[str]) -> int:
         return interrupted(error.__cause__, arguments)
     except TypeError as error:
         # While it reads its settings, which are all text, Kafka's client replaces the interrupt.
-        if not str(error).endswith("to be unicode string"):
+        if not str(error).endswith("as type unicode string"):
             raise
         return interrupted(error, arguments)
     except click.ClickException as error:
