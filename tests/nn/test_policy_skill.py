@@ -1,6 +1,7 @@
 """A policy with noise or at a temperature: its probabilities, masks and bounds."""
 
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ def chances(policy: Policy, skill: BotSkill, **how: Any) -> dict[int, float]:
     """The probability of each action that was drawn, as recorded."""
     rng = np.random.default_rng(0)
     drawn: list[Any] = [policy.choose(OBS, rng=rng, skill=skill, **how)[:2] for _ in range(4_000)]
-    counted = {action: sum(other == action for other, _ in drawn) / 4_000 for action, _ in drawn}
+    counts = Counter(action for action, _ in drawn)
+    counted = {action: count / len(drawn) for action, count in counts.items()}
     recorded = {action: math.exp(logp) for action, logp in drawn}
     assert counted == pytest.approx(recorded, abs=0.04)
     return recorded

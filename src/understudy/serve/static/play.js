@@ -107,6 +107,7 @@ function onEvent(event) {
     if (!element("opponent-note").dataset.busy) write("opponent-note", "");
   }
   if (event.kind === "over") {
+    showStatus(); // the counts include the last steps of the match
     change("over");
     panel.overlay({ message: play.summary, detail: nextStep(), start: "Play again" });
     // Focus elsewhere on the page is left alone.
