@@ -1298,28 +1298,28 @@ const LAYERS = {
 };
 
 /**
- * A grid shown from one cell: the highest one of a channel, or the one whose row and column another input holds.
+ * A grid shown from one cell: the highest one of a channel, or the one whose row and column other inputs hold.
  * @param {Layer} layer @param {readonly number[]} shape @param {unknown} _ @param {OtherInputs} inputs
  * @returns {[Run, number[]]}
  */
-function centre({ channel, column, is_xy: isXy, radius, others }, [high, wide, channels], _, inputs) {
-  const missing = [...(column ? [column] : []), ...others].filter((name) => !(name in inputs.widths));
+function centre({ channel, row: ofRow, column: ofColumn, radius, others }, [high, wide, channels], _, inputs) {
+  const isPlaced = ofRow.length === 2 && ofColumn.length === 2;
+  const needed = [...(isPlaced ? [ofRow[0], ofColumn[0]] : []), ...others];
+  const missing = needed.filter((name) => !(name in inputs.widths));
   if (missing.length || !(channels > channel))
     throw new Refused("bad_policy", `a centre layer needs inputs [${missing}], or has no channel ${channel}`);
   const [tall, broad] = [high, wide].map((side) => Math.min(2 * side, 2 * radius + 2) - 1);
   let depth = channels + 1;
   for (const name of others) depth += inputs.widths[name];
   const out = new Float32Array(tall * broad * depth);
-  const within = (/** @type {number} */ value, /** @type {number} */ side) => Math.max(0, Math.min(side - 1, value));
+  /** The cell's place in one direction: a number of another input, counted from its end. */
+  const placed = (/** @type {[string, number]} */ [name, at], /** @type {number} */ side) =>
+    Math.trunc(Math.max(0, Math.min(side - 1, Number(inputs.columns[name].at(at)))));
   /** @type {Run} */
   const run = (x) => {
     let at = 0;
-    if (column) {
-      // With a stack of observations, the last two numbers are the newest.
-      const place = Array.from(inputs.columns[column].slice(-2), Number);
-      const [row, beside] = isXy ? place.reverse() : place;
-      at = within(Math.trunc(row), high) * wide + within(Math.trunc(beside), wide);
-    } else for (let cell = 1; cell < high * wide; cell++) if (x[cell * channels + channel] > x[at * channels + channel]) at = cell;
+    if (isPlaced) at = placed(ofRow, high) * wide + placed(ofColumn, wide);
+    else for (let cell = 1; cell < high * wide; cell++) if (x[cell * channels + channel] > x[at * channels + channel]) at = cell;
     const top = Math.floor(at / wide) - (tall >> 1);
     const left = (at % wide) - (broad >> 1);
     out.fill(0);

@@ -139,7 +139,9 @@ CASES: dict[str, Case] = {
             "obs.map": (
                 OneHot(3),
                 Channels((0, 3)),
-                Centre(column="obs.place", others=("obs.x", "obs.place")),
+                Centre(
+                    row=("obs.place", -2), column=("obs.place", -1), others=("obs.x", "obs.place")
+                ),
                 Conv(3, 1),
                 Flatten(),
             ),
@@ -148,11 +150,21 @@ CASES: dict[str, Case] = {
         },
     ),
     "a grid shown from x and y": case(
-        {"map": MultiDiscrete((3,) * 24, (4, 6)), "place": Box((2,), F64)},
+        {"map": MultiDiscrete((3,) * 24, (4, 6)), "state": Box((3,), F64), "y": Discrete(4)},
         inputs={
-            "obs.map": (OneHot(3), Centre(column="obs.place", is_xy=True), Conv(3, 1), Flatten()),
-            "obs.place": (Flatten(),),
+            "obs.map": (
+                OneHot(3),
+                Centre(row=("obs.y", -1), column=("obs.state", -3)),
+                Conv(3, 1),
+                Flatten(),
+            ),
+            "obs.state": (Flatten(),),
+            "obs.y": (OneHot(4),),
         },
+    ),
+    "a grid of numbers that are codes": case(
+        Box((4, 6), F32),
+        inputs={"obs": (OneHot(3, -1), Channels((2,)), Centre(channel=1), Conv(3, 1), Flatten())},
     ),
     "stacked vectors": case(
         3, Dense(8), stack=3, inputs={"obs": (Flatten(), Dense(8), Activation("tanh"))}
@@ -215,7 +227,9 @@ def observations(policy: Policy, rng: np.random.Generator) -> dict[str, Array]:
                 layout.dtype
             )
         elif layout.dtype.kind == "f":
-            columns[name] = rng.normal(0, 2, shape).astype(layout.dtype)
+            values = rng.normal(0, 2, shape)
+            is_code = OneHot in map(type, layout.layers)
+            columns[name] = (np.rint(values) if is_code else values).astype(layout.dtype)
         else:
             most = 256 if layout.dtype == U8 else 2
             columns[name] = rng.integers(0, most, shape).astype(layout.dtype)

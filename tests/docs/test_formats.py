@@ -123,9 +123,9 @@ def centre(
     if layer["channel"] >= 0:
         row, column = divmod(int(x[..., layer["channel"]].argmax()), wide)
     else:
-        place = columns[layer["column"]].ravel()[-2:][:: -1 if layer["is_xy"] else 1]
         row, column = (
-            int(min(max(at, 0), side - 1)) for at, side in zip(place, x.shape[:2], strict=True)
+            int(min(max(columns[name].ravel()[index], 0), side - 1))
+            for (name, index), side in ((layer["row"], high), (layer["column"], wide))
         )
     extra = np.concatenate([np.zeros(0), *(rows[name].ravel() for name in layer["others"])])
     tall, broad = (min(2 * side, 2 * layer["radius"] + 2) - 1 for side in (high, wide))

@@ -10,7 +10,7 @@ import pytest
 from understudy.algorithm import Batch
 from understudy.core.errors import ConfigError
 from understudy.experience.game import GameSpec, game_spec
-from understudy.experience.spaces import Box, MultiDiscrete
+from understudy.experience.spaces import Box, Discrete, MultiDiscrete
 from understudy.learn.algorithms.bc import Bc, BcConfig
 from understudy.learn.algorithms.iql import Iql, IqlConfig
 from understudy.learn.architecture import network_for
@@ -41,6 +41,15 @@ XY = game_spec(
     "xy",
     obs={"map": Box((ROWS, COLUMNS), np.dtype(np.int8), -1, 3), "place": Box((2,), F32)},
     actions=5,
+)
+NUMBERS = game_spec("numbers", obs=(ROWS, COLUMNS), actions=5)
+APIECE = game_spec(
+    "apiece",
+    obs={"map": Box((ROWS, COLUMNS), F32), "col": Discrete(COLUMNS), "row": Box((1,), U8, 0, 9)},
+    actions=5,
+)
+STATE = game_spec(
+    "state", obs={"grid": Box((ROWS, COLUMNS, 2), U8, 0, 1), "state": Box((4,), F32)}, actions=5
 )
 
 
@@ -78,7 +87,7 @@ def observed(game: GameSpec, walls: Any, guards: Any, players: Any) -> dict[str,
     planes[rows, guards[:, 0], guards[:, 1], 1] = 1
     planes[rows, players[:, 0], players[:, 1], 2] = 1
     codes = 3 * planes[..., 0]
-    if game is CODES:
+    if game in (CODES, NUMBERS):
         codes = np.where(planes[..., 2], 2, np.where(planes[..., 1], 1, codes))
     columns = {
         "obs.grid": planes.transpose(0, 3, 1, 2) if game is CHANNELS_FIRST else planes,
@@ -86,7 +95,13 @@ def observed(game: GameSpec, walls: Any, guards: Any, players: Any) -> dict[str,
         "obs.map": codes.astype(np.int64),
         "obs.place": players[:, ::-1].astype(np.float32) if game is XY else players,
         "obs.goal": guards,
+        "obs": codes.astype(np.float32) - 1,
+        "obs.col": players[:, 1],
+        "obs.row": players[:, :1].astype(np.uint8),
+        "obs.state": np.c_[guards[:, 1], players[:, 1], guards[:, 0] / 9, players[:, 0]],
     }
+    if game is STATE:
+        columns["obs.grid"] = planes[..., :2]
     return {name: columns[name] for name in game.obs_columns}
 
 
@@ -96,8 +111,11 @@ def observed(game: GameSpec, walls: Any, guards: Any, players: Any) -> dict[str,
         (PLANES, "obs.grid 2"),
         (CHANNELS_FIRST, "obs.grid 2"),
         (CODES, "obs.map 2"),
-        (APART, "obs.map obs.place"),
-        (XY, "obs.map obs.place xy"),
+        (APART, "obs.map obs.place[0],obs.place[1]"),
+        (XY, "obs.map obs.place[1],obs.place[0]"),
+        (NUMBERS, "obs 2 of -1..2"),
+        (APIECE, "obs.map obs.row,obs.col of 0..3"),
+        (STATE, "obs.grid obs.state[3],obs.state[1]"),
     ],
     ids=lambda one: getattr(one, "game", one),
 )
@@ -115,6 +133,13 @@ def test_without_a_grid_or_a_cell_that_follows_there_is_none():
     assert find_centre(PLANES, still._replace(next_obs=still.obs)) == ""
     box = game_spec("box", obs=dict(PLANES.obs), actions=Box((2,), F32, -1.0, 1.0))
     assert find_centre(box, played(PLANES)) == ""
+
+
+def test_fractions_and_a_wide_range_are_no_codes_of_cells():
+    for change in (lambda cells: cells / 2, lambda cells: cells * 50):
+        steps = played(NUMBERS)
+        now, then = ({"obs": change(obs["obs"])} for obs in (steps.obs, steps.next_obs))
+        assert find_centre(NUMBERS, steps._replace(obs=now, next_obs=then)) == ""
 
 
 def test_a_paddle_that_only_moves_sideways_is_none():
@@ -160,14 +185,21 @@ def test_a_large_grid_is_shown_farther():
     assert Conv(16, 3, 2) in layers
 
 
+def placed(row: str, row_at: int, column: str, column_at: int, *others: str) -> Centre:
+    return Centre(row=(row, row_at), column=(column, column_at), others=others)
+
+
 @pytest.mark.parametrize(
     ("game", "stack", "shown"),
     [
         (PLANES, 1, Centre(channel=2, others=("obs.x",))),
         (PLANES, 3, Centre(channel=8, others=("obs.x",))),
         (CODES, 2, Centre(channel=6)),
-        (APART, 1, Centre(column="obs.place", others=("obs.goal",))),
-        (XY, 2, Centre(column="obs.place", is_xy=True)),
+        (APART, 1, placed("obs.place", -2, "obs.place", -1, "obs.goal")),
+        (XY, 2, placed("obs.place", -1, "obs.place", -2)),
+        (NUMBERS, 2, Centre(channel=6)),
+        (APIECE, 1, placed("obs.row", -1, "obs.col", -1)),
+        (STATE, 3, placed("obs.state", -1, "obs.state", -3, "obs.state")),
     ],
 )
 def test_the_network_is_shown_the_grid_from_there(game: GameSpec, stack: int, shown: Centre):
@@ -198,6 +230,9 @@ def network_of(game: GameSpec, centre: str, *, stack: int = 1) -> NetworkSpec:
         "5",
         "obs.grid 2 yx",
         "obs.grid obs.grid",
+        "obs.grid obs.x,obs.x",
+        "obs.grid obs.x[0],obs.x[2]",
+        "obs.grid 2 of 0..3",
     ],
 )
 def test_another_centre_is_refused(centre: str):

@@ -71,7 +71,11 @@ SPECS: dict[str, NetworkSpec] = {
                 (
                     OneHot(200),
                     Channels((0, 3)),
-                    Centre(column="obs.place", is_xy=True, others=("obs.x", "obs.place")),
+                    Centre(
+                        row=("obs.place", -1),
+                        column=("obs.place", -2),
+                        others=("obs.x", "obs.place"),
+                    ),
                     Conv(3, 1),
                     Flatten(),
                 ),
@@ -79,6 +83,11 @@ SPECS: dict[str, NetworkSpec] = {
             "obs.place": Input((2, 2), I64, (OneHot(7), Flatten())),
             "obs.x": Input((3,), F32, (ObservationNorm(),)),
         },
+        (Dense(8),),
+        {"q": (Dense(2),)},
+    ),
+    "a grid of numbers that are codes": NetworkSpec(
+        {"obs": Input((2, 4, 6), F32, (OneHot(3), Channels((0, 3)), Centre(channel=4), Flatten()))},
         (Dense(8),),
         {"q": (Dense(2),)},
     ),
@@ -110,7 +119,9 @@ def random_obs(spec: NetworkSpec, batch: int, rng: np.random.Generator) -> dict[
     for name, column in spec.inputs.items():
         shape = (batch, *column.shape)
         if column.dtype.kind == "f":
-            obs[name] = rng.normal(0, 2, shape).astype(column.dtype)
+            values = rng.normal(0, 2, shape)
+            is_code = OneHot in map(type, column.layers)
+            obs[name] = (np.rint(values) if is_code else values).astype(column.dtype)
         else:
             high = 256 if len(column.shape) > 1 else 8
             obs[name] = rng.integers(0, high, shape).astype(column.dtype)

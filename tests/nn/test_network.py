@@ -80,6 +80,10 @@ def grid(*layers: Layer, x: tuple[int, ...] | None = None) -> NetworkSpec:
     return NetworkSpec(inputs, (), {"q": ()})
 
 
+def at(name: str, index: int) -> Centre:
+    return Centre(row=(name, -1), column=(name, index))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -117,14 +121,17 @@ def grid(*layers: Layer, x: tuple[int, ...] | None = None) -> NetworkSpec:
             lambda: NetworkSpec({"obs": Input((), F32, (LayerNorm(),))}, (), {"q": ()}),
             "single number",
         ),
-        (lambda: Centre(), "give a channel from 0, or the name"),
-        (lambda: Centre(channel=1, column="obs.x"), "give a channel from 0, or the name"),
+        (lambda: Centre(), "give a channel from 0, or a row"),
+        (lambda: Centre(channel=1, column=("obs.x", -1)), "give a channel from 0, or a row"),
+        (lambda: Centre(row=("obs.x", -1)), "give a channel from 0, or a row"),
+        (lambda: Centre(row=("obs.x", 0), column=("obs.x", -1)), "or a row and a column"),
+        (lambda: Centre(row=("obs.x", -1), column=(-1, "obs.x")), "or a row"),  # type: ignore[arg-type]
         (lambda: Centre(channel=1, others=["obs.x"]), "names of inputs"),  # type: ignore[arg-type]
         (lambda: Centre(channel=1, radius=0), "radius is 0"),
         (lambda: plain(Centre(channel=0)), "put it in an input's layers"),
         (lambda: grid(Centre(channel=2)), "more than 2 channels"),
-        (lambda: grid(Centre(column="obs.x")), "needs the inputs obs.x"),
-        (lambda: grid(Centre(column="obs.x"), x=(3,)), r"an input of shape \(3,\); name one"),
+        (lambda: grid(at("obs.x", -1)), "needs the inputs obs.x"),
+        (lambda: grid(at("obs.x", -4), x=(3,)), r"number -4 of obs.x, which has shape \(3,\)"),
         (lambda: grid(Centre(channel=0, others=("obs",))), "needs the inputs obs"),
         (lambda: grid(Centre(channel=0), Centre(channel=0)), "several Centre layers"),
     ],

@@ -365,7 +365,7 @@ def _listed(algorithm: str | None) -> dict[str, Any]:
 
 _OTHERS = {
     "widths": "widths of the layers (--network 64,64)",
-    "centre": "the cell from which a grid is shown: 'obs.grid 5' (a channel), 'obs.grid obs.place'",
+    "centre": "a grid's cell that is shown in the middle: 'obs.grid 5' or 'obs.grid obs.y,obs.x'",
     "network": "a custom network (in Python)",
     "activation": f"activation after each layer: {', '.join(ACTIVATIONS)}",
     "until": "the return at which a run is solved (--until)",

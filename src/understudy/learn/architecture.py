@@ -1,6 +1,8 @@
 """The default network of a game, chosen by the kind of each observation column."""
 
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -50,6 +52,12 @@ RADIUS = 4
 """How far such a grid is shown in each direction."""
 LARGE_RADIUS = 6
 """The same for grids with a side of more than 2 * RADIUS + 1."""
+_CENTRE = re.compile(
+    r"(?P<grid>\S+) (?:(?P<channel>\d+)|(?P<row>[^\s,]+),(?P<column>[^\s,]+))"
+    r"(?: of (?P<first>-?\d+)\.\.(?P<last>-?\d+))?"
+)
+_NUMBER = re.compile(r"(?P<name>[^\s\[\]]+)(?:\[(?P<index>\d+)\])?")
+"""A number of an observation: its column, and its index there."""
 MAX_OTHERS = 64
 """Inputs up to this width are repeated on each cell of a grid shown from one cell."""
 
@@ -125,39 +133,80 @@ def _layers(space: Space, *, stack: int, observation_norm: bool) -> tuple[Layer,
 def _centred(
     game: GameSpec, inputs: Mapping[str, Input], centre: str, *, stack: int
 ) -> dict[str, Input]:
-    """The input of a grid, shown from the cell of a channel, or of another column."""
-    grid, at, *order = (*centre.split(" "), "")
+    """The input of a grid, shown from the cell of a channel, or in a row and column."""
+    parts = _CENTRE.fullmatch(centre)
+    grid = parts["grid"] if parts else ""
     space = game.obs_columns.get(grid)
-    channel = None if space is None else grid_channel(space)
-    is_known = at.isdecimal() or (at in inputs and math.prod(inputs[at].shape) == 2 * stack)
-    if space is None or channel is None or not is_known or order not in ([""], ["xy", ""]):
+    codes = channel = None
+    places: list[tuple[str, int] | tuple[()]] = [(), ()]
+    if parts and space is not None:
+        codes = cell_codes(space) if parts["first"] is None else _codes_of(space, parts)
+        if codes is not None or parts["first"] is None:
+            channel = grid_channel(space, codes)
+        places = [_place(game, parts[name] or "") for name in ("row", "column")]
+    if not parts or space is None or channel is None or not (parts["channel"] or all(places)):
         raise ConfigError(
             f"centre is {centre!r}; give a grid and one of its channels, such as 'obs.grid 5', or "
-            "a grid and the column of a row and a column, such as 'obs.grid obs.place' "
-            f"('obs.grid obs.place xy' for x before y); columns: {', '.join(inputs)}"
+            "a grid, a row and a column, such as 'obs.grid obs.place[0],obs.place[1]' or 'obs.grid "
+            f"obs.y,obs.x'; for a grid of numbers from 0 to 6 add ' of 0..6'; columns: "
+            f"{', '.join(inputs)}"
         )
     column = inputs[grid]
-    last = next(at for at, layer in enumerate(column.layers) if isinstance(layer, Channels))
-    first = column.layers[: last + 1]
+    encoding: tuple[Layer, ...] = (codes,) if codes is not None else column.layers
     # Small numbers need no norm, with which the same thing would look different on each cell.
-    if isinstance(space, Box) and space.high is not None and np.abs(space.ends()).max() <= 1:
-        first = tuple(layer for layer in first if not isinstance(layer, ObservationNorm))
-    codes = cell_codes(space)
+    is_small = isinstance(space, Box) and space.high is not None and np.abs(space.ends()).max() <= 1
+    first = [
+        layer
+        for layer in encoding
+        if isinstance(layer, OneHot | ScaleImage)
+        or (isinstance(layer, ObservationNorm) and not is_small)
+    ]
     n_channels = space.shape[channel] if codes is None else codes.n
     widths = {name: _width(other) for name, other in inputs.items() if name != grid}
     sides = [size for axis, size in enumerate(space.shape) if axis != channel]
     is_large = max(sides) > 2 * RADIUS + 1
+    named = Counter(place[0] for place in places if place)
+    only_places = {
+        name for name, count in named.items() if count == math.prod(game.obs_columns[name].shape)
+    }
     shown = Centre(
         # The newest of a stack of observations comes last.
-        channel=int(at) + (stack - 1) * n_channels if at.isdecimal() else -1,
-        column="" if at.isdecimal() else at,
-        is_xy=order[0] == "xy",
+        channel=int(parts["channel"]) + (stack - 1) * n_channels if parts["channel"] else -1,
+        row=places[0],
+        column=places[1],
         radius=LARGE_RADIUS if is_large else RADIUS,
-        others=tuple(n for n, width in widths.items() if n != at and width <= MAX_OTHERS),
+        others=tuple(
+            name
+            for name, width in widths.items()
+            if name not in only_places and width <= MAX_OTHERS
+        ),
     )
     convs = CENTRED_LARGE if is_large else CENTRED
-    layers = (*first, shown, *_with_relu(convs), Flatten())
+    axes = (0, channel + 1) if stack > 1 else (channel,)
+    layers = (*first, Channels(axes), shown, *_with_relu(convs), Flatten())
     return {grid: Input(column.shape, column.dtype, layers)}
+
+
+def _codes_of(space: Space, parts: re.Match[str]) -> OneHot | None:
+    """The codes from `first` to `last` of a centre setting; None if the space cannot have these."""
+    first = int(parts["first"])
+    n_codes = int(parts["last"]) - first + 1
+    is_valid = may_have_codes(space) and 0 < n_codes <= MAX_CODES
+    return OneHot(n_codes, first) if is_valid else None
+
+
+def _place(game: GameSpec, named: str) -> tuple[str, int] | tuple[()]:
+    """A column and an index from its end, for a number such as `obs.place[0]`; () if there is none.
+
+    From the end, so that in a stack of observations it is a number of the newest.
+    """
+    parts = _NUMBER.fullmatch(named)
+    if parts is None or parts["name"] not in game.obs_columns:
+        return ()
+    size = math.prod(game.obs_columns[parts["name"]].shape)
+    index = int(parts["index"] or 0)
+    is_known = index < size and (parts["index"] is not None or size == 1)
+    return (parts["name"], index - size) if is_known else ()
 
 
 def _width(column: Input) -> int:
@@ -176,11 +225,14 @@ def _with_relu(convs: Sequence[Conv]) -> list[Layer]:
     return [layer for conv in convs for layer in (conv, Activation("relu"))]
 
 
-def grid_channel(space: Space) -> int | None:
-    """The channel axis of a grid of cells, once they are encoded; None if the space is no grid."""
+def grid_channel(space: Space, codes: OneHot | None = None) -> int | None:
+    """The channel axis of a grid of cells, once they are encoded; None if the space is no grid.
+
+    `codes`: the encoding of its cells, if it is not that of `cell_codes`.
+    """
     sides = shape = space.shape
     channel = 2
-    if cell_codes(space) is not None:
+    if codes is not None or cell_codes(space) is not None:
         has_channels = len(shape) == 2
     else:
         has_channels = len(shape) == 3 and min(shape[0], shape[2]) <= MAX_CHANNELS
@@ -202,6 +254,12 @@ def cell_codes(space: Space) -> OneHot | None:
     n_codes = int(high.max()) - first + 1
     are_codes = n_codes <= MAX_CODES and all(side in GRID_SIDES for side in space.shape)
     return OneHot(n_codes, first) if are_codes else None
+
+
+def may_have_codes(space: Space) -> bool:
+    """Whether the numbers may be codes of cells, although the space does not say so."""
+    is_plain = isinstance(space, Box) and len(space.shape) == 2 and image_channels(space) is None
+    return is_plain and all(side in GRID_SIDES for side in space.shape)
 
 
 def is_grid(space: Space) -> bool:

@@ -5,7 +5,9 @@ that sees the whole grid must learn this anew for each cell; one that sees it fr
 learns it once.
 """
 
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +15,22 @@ from numpy.typing import NDArray
 from understudy.algorithm import Batch
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
-from understudy.learn.architecture import cell_codes, grid_channel, is_grid
+from understudy.experience.spaces import Space
+from understudy.learn.architecture import (
+    MAX_CODES,
+    cell_codes,
+    grid_channel,
+    is_grid,
+    may_have_codes,
+)
+from understudy.nn.network import OneHot
 
 _MIN_EXPLAINED = 0.25
 """Share of the variance of a cell's moves, down and across, that the actions must explain."""
 _MIN_SINGLE = 0.95
 """Share of the steps before and after which exactly one cell must be set."""
+_MAX_NUMBERS = 64
+"""Columns up to this size may hold the player's row or column."""
 _MAX_MOVE = 2.0
 """Moves that are farther, such as to a new start, are ignored."""
 
@@ -42,15 +54,27 @@ def find_centre(game: GameSpec, steps: Batch) -> str:
     return best
 
 
+def may_have_centre(game: GameSpec) -> bool:
+    """Whether the game has a grid, or numbers that may be one."""
+    spaces = game.obs_columns.values()
+    return game.discrete is not None and any(is_grid(s) or may_have_codes(s) for s in spaces)
+
+
 def _candidates(game: GameSpec, steps: Batch) -> Iterator[tuple[str, Floats, Array]]:
     """Names of cells, their moves (down and across, float64[n, 2]), and the actions before them."""
+    numbers = None
     for grid, space in game.obs_columns.items():
-        if not is_grid(space):
-            continue
         before, after = (_newest(obs[grid], space.shape) for obs in (steps.obs, steps.next_obs))
         codes = cell_codes(space)
-        channel = grid_channel(space)
-        if codes is None and channel == 0:
+        values = ""
+        if may_have_codes(space) and codes is None:
+            codes = _codes_in(before)
+            values = "" if codes is None else f" of {codes.start}..{codes.start + codes.n - 1}"
+        elif not is_grid(space):
+            continue
+        if codes is None and grid_channel(space) is None:
+            continue
+        if codes is None and grid_channel(space) == 0:
             before, after = (np.moveaxis(cells, 1, -1) for cells in (before, after))
         for number in range(codes.n if codes is not None else before.shape[-1]):
             planes = [
@@ -60,14 +84,44 @@ def _candidates(game: GameSpec, steps: Batch) -> Iterator[tuple[str, Floats, Arr
             is_single = np.logical_and(*(plane.sum((1, 2)) == 1 for plane in planes))
             if is_single.mean() >= _MIN_SINGLE:
                 start, end = (_places(plane[is_single]) for plane in planes)
-                yield f"{grid} {number}", end - start, steps.action[is_single]
-        for name, other in game.obs_columns.items():
-            if other.shape == (2,):
-                start, end = (_newest(obs[name], (2,)) for obs in (steps.obs, steps.next_obs))
-                is_xy = _is_xy(start, before)
-                if is_xy is not None:
-                    moves = end.astype(np.float64) - start
-                    yield f"{grid} {name}{' xy' if is_xy else ''}", moves, steps.action
+                yield f"{grid} {number}{values}", end - start, steps.action[is_single]
+        if numbers is None:
+            numbers = dict(_numbers(game.obs_columns, steps))
+        for names in itertools.combinations(numbers, 2):
+            start, end = (np.stack([numbers[name][at] for name in names], 1) for at in (0, 1))
+            is_xy = _is_xy(start, before)
+            if is_xy is not None:
+                row, column = names[::-1] if is_xy else names
+                yield f"{grid} {row},{column}{values}", end - start, steps.action
+
+
+def _codes_in(cells: Array) -> OneHot | None:
+    """The codes of cells, if all are whole numbers of a small range."""
+    if not np.isfinite(cells).all() or not (cells == np.rint(cells)).all():
+        return None
+    first = int(cells.min())
+    n_codes = int(cells.max()) - first + 1
+    return OneHot(n_codes, first) if 1 < n_codes <= MAX_CODES else None
+
+
+def _numbers(
+    columns: Mapping[str, Space], steps: Batch
+) -> Iterator[tuple[str, tuple[Floats, Floats]]]:
+    """Numbers that follow from the actions: their names, and their values before and after."""
+    for name, space in columns.items():
+        size = math.prod(space.shape)
+        if size > _MAX_NUMBERS:
+            continue
+        for index in range(size):
+            start, end = (
+                _newest(obs[name], space.shape)
+                .reshape(len(steps.action), -1)[:, index]
+                .astype(np.float64)
+                for obs in (steps.obs, steps.next_obs)
+            )
+            move = end - start
+            if _explained(np.stack([move, move], 1), steps.action) > _MIN_EXPLAINED:
+                yield (name if size == 1 else f"{name}[{index}]"), (start, end)
 
 
 def _newest(column: Array, shape: tuple[int, ...]) -> Array:

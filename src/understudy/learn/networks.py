@@ -213,11 +213,10 @@ def _centre(
 ) -> jax.Array:
     """As in nn/forward.py."""
     n, high, wide, _ = x.shape
-    if layer.column:
-        places = jnp.asarray(obs[layer.column]).reshape(n, -1)[:, -2:]
+    if layer.row and layer.column:
         row, column = (
-            jnp.clip(places[:, at], 0, side - 1).astype(jnp.int32)
-            for at, side in ((int(layer.is_xy), high), (int(not layer.is_xy), wide))
+            jnp.clip(jnp.asarray(obs[name]).reshape(n, -1)[:, at], 0, side - 1).astype(jnp.int32)
+            for (name, at), side in ((layer.row, high), (layer.column, wide))
         )
     else:
         row, column = jnp.divmod(x[..., layer.channel].reshape(n, -1).argmax(1), wide)

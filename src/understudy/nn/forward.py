@@ -371,12 +371,10 @@ def _centre(layer: Centre, *, lead: int) -> Show:
     def run(x: Array, obs: Mapping[str, Array], rows: Mapping[str, Array]) -> Array:
         grid = x if lead else x[None]
         n, high, wide, channels = grid.shape
-        if layer.column:
-            # With a stack of observations, the last two numbers are the newest.
-            places = np.asarray(obs[layer.column]).reshape(n, -1)[:, -2:]
+        if layer.row and layer.column:
             row, column = (
-                places[:, at].clip(0, side - 1).astype(np.intp)
-                for at, side in ((int(layer.is_xy), high), (int(not layer.is_xy), wide))
+                np.asarray(obs[name]).reshape(n, -1)[:, at].clip(0, side - 1).astype(np.intp)
+                for (name, at), side in ((layer.row, high), (layer.column, wide))
             )
         else:
             row, column = divmod(grid[..., layer.channel].reshape(n, -1).argmax(1), wide)

@@ -279,36 +279,55 @@ class Constant:
         return {"constant": (self.width,)}
 
 
+def _is_number_of_input(place: Any) -> bool:
+    """Whether it is the name of an input and an index from its end."""
+    is_pair = isinstance(place, tuple) and [type(part) for part in place] == [str, int]
+    return is_pair and place[1] < 0
+
+
 @dataclass(frozen=True, slots=True)
 class Centre:
     """Shows a grid from one cell, such as that of the player, which is then in the middle.
 
-    The cell is the highest one of `channel`, or the one whose row and column another input,
-    `column`, holds; with `is_xy`, the column (x) comes before the row. The result reaches `radius`
+    The cell is the highest one of `channel`, or the one in the `row` and `column` that numbers of
+    other inputs hold, each given by the input's name and an index from its end: ("obs.place", -1)
+    is its last number, with a stack of observations that of the newest. The result reaches `radius`
     cells in each direction, or to the grid's far side if that is nearer. A further channel is 1 on
     the grid and 0 outside, where all others are 0 too. The rows of the inputs `others` are repeated
     on each cell as channels.
     """
 
     channel: int = -1
-    column: str = ""
-    is_xy: bool = False
+    row: tuple[str, int] | tuple[()] = ()
+    column: tuple[str, int] | tuple[()] = ()
     radius: int = 4
     others: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_count("channel", self.channel, low=-1)
         _check_count("radius", self.radius)
-        names = (self.column, *self.others) if isinstance(self.others, tuple) else (None,)
-        if (
-            not all(isinstance(name, str) for name in names)
-            or type(self.is_xy) is not bool
-            or (self.channel >= 0) == bool(self.column)
-        ):
+        places = (self.row, self.column)
+        if self.channel >= 0:
+            has_cell = places == ((), ())
+        else:
+            has_cell = all(_is_number_of_input(place) for place in places)
+        are_names = isinstance(self.others, tuple) and all(
+            isinstance(name, str) for name in self.others
+        )
+        if not has_cell or not are_names:
             raise ConfigError(
-                f"{self} is not valid; give a channel from 0, or the name of another input as "
-                "`column`, and names of inputs as `others`"
+                f"{self} is not valid; give a channel from 0, or a row and a column such as "
+                "('obs.place', -2), and names of inputs as `others`"
             )
+
+    def places(self) -> dict[str, int]:
+        """By input, how many of its last numbers are needed."""
+        needed: dict[str, int] = {}
+        for place in (self.row, self.column):
+            if place:
+                name, index = place
+                needed[name] = max(-index, needed.get(name, 0))
+        return needed
 
     def sides(self, shape: Shape) -> tuple[int, int]:
         """Height and width of the result."""
@@ -322,8 +341,7 @@ class Centre:
                 f"{self} has an input of shape {shape}; it needs (height, width, channels) with "
                 f"more than {self.channel} channels"
             )
-        needed = {*self.others, *([self.column] if self.column else [])}
-        if unknown := sorted(needed - widths.keys()):
+        if unknown := sorted({*self.others, *self.places()} - widths.keys()):
             raise ConfigError(
                 f"{self} needs the inputs {', '.join(unknown)}; give those of inputs without Centre"
             )
@@ -451,12 +469,13 @@ class NetworkSpec:
             column = self.inputs[name]
             place = f"inputs.{name}"
             for layer in column.layers:
-                named = layer.column if isinstance(layer, Centre) else ""
-                if named in self.inputs and self.inputs[named].shape[-1:] != (2,):
-                    raise ConfigError(
-                        f"{place}: {layer} names an input of shape {self.inputs[named].shape}; "
-                        "name one with a row and a column"
-                    )
+                needed = layer.places() if isinstance(layer, Centre) else {}
+                for other, n_last in needed.items():
+                    if other in self.inputs and math.prod(self.inputs[other].shape) < n_last:
+                        raise ConfigError(
+                            f"{place}: {layer} names number -{n_last} of {other}, which has shape "
+                            f"{self.inputs[other].shape}; name one that it has"
+                        )
             out = _through(place, column.layers, shape=column.shape, weights=weights, widths=widths)
             if len(out) != 1:
                 raise ConfigError(f"input {name!r} ends with shape {out}; end it with Flatten()")

@@ -31,8 +31,7 @@ from understudy.core.errors import ConfigError, Corrupt, Fenced, LearningFailed,
 from understudy.experience.chunk import CONSENTS
 from understudy.experience.game import GameSpec
 from understudy.experience.skill import DEFAULT_NOISE
-from understudy.learn.architecture import is_grid
-from understudy.learn.centre import find_centre
+from understudy.learn.centre import find_centre, may_have_centre
 from understudy.learn.learner import Learner
 from understudy.models.calibration import calibrate, has_moved, is_due, measured
 from understudy.models.catalogue import Alias, Catalogue
@@ -252,8 +251,7 @@ class GameTraining:
 
     def _find_centre(self) -> None:
         """Show the game's grid from the player's cell, if the steps tell which one that is."""
-        has_grid = any(is_grid(space) for space in self.spec.obs_columns.values())
-        if not has_grid or not self.engine.learner.may_step:
+        if not may_have_centre(self.spec) or not self.engine.learner.may_step:
             return
         centre = find_centre(self.spec, self.engine.learned_sample())
         if centre != self.settings.config.centre:

@@ -38,8 +38,9 @@ class BcConfig:
     )
     centre: str = ""
     """The cell from which a grid is shown: `obs.grid 5`, that of its channel or code 5;
-    `obs.grid obs.place`, the row and column in `obs.place`, or `obs.grid obs.place xy` for x and
-    y. If it is empty, the learner service finds it, unless it is `none`."""
+    `obs.grid obs.y,obs.x` or `obs.grid obs.place[0],obs.place[1]`, the one in this row and column.
+    ` of 0..6` after it makes plain numbers codes of cells. If it is empty, the learner service
+    finds it, unless it is `none`."""
     max_gradient: float = setting(10.0, 1e-3, 1e6, "largest gradient norm")
 
 
