@@ -157,6 +157,11 @@ def test_recorded_steps_that_are_not_stored_yet_are_hinted_at_and_verified_by_re
         "receipts 2: stored 2, quarantined 0, expired 0, forgotten 0, evicted 0, missing 0" in shown
     )
     with open(receipts, "a") as file:
+        file.write('{"session": "0190\n')
+    assert run_command(["data", "verify", "--data", data, "--receipts", receipts]) == 0
+    assert "line 3 of" in (shown := capsys.readouterr().out)
+    assert "is cut off, so its receipt was not checked; 1 such lines" in " ".join(shown.split())
+    with open(receipts, "a") as file:
         line = {"session": "01a1e664-43f5-7270-b29c-763765e678e2", "chunk_no": 3}
         file.write(json.dumps({**line, "length": 1, "crc": 2}) + "\n")
     assert run_command(["data", "verify", "--data", data, "--receipts", receipts]) == 1

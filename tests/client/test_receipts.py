@@ -68,9 +68,14 @@ def test_a_cut_line_is_skipped_and_a_damaged_one_named(tmp_path: Path) -> None:
         file.write(b'{"session": "0190')  # killed while writing
     with game(tmp_path / "D", path) as second:
         play(second, 20)
-    assert list(read_receipts(path))[: len(whole)] == whole
+    cut: list[int] = []
+    assert list(read_receipts(path, on_cut=cut.append))[: len(whole)] == whole
+    assert cut == [len(whole) + 1]
     assert len(list(read_receipts(path))) == 2 * len(whole)
     path.write_bytes(path.read_bytes().replace(b'"chunk_no"', b'"chunk_mo"', 1))
+    with pytest.raises(Corrupt, match=r"line 1 of .* is not a receipt"):
+        list(read_receipts(path))
+    path.write_bytes(b"{" + b'"a":{' * 100_000 + b"}" * 100_001)
     with pytest.raises(Corrupt, match=r"line 1 of .* is not a receipt"):
         list(read_receipts(path))
 

@@ -303,6 +303,27 @@ def test_a_lost_entry_is_reported_and_costs_that_entry_only(tmp_path: Path):
     assert (sorted(whole.catalogue("pong").models), whole.damage("pong")) == ([1, 2, 3, 4], {})
 
 
+@pytest.mark.parametrize("first_champion", [1, 2])
+def test_a_champion_that_was_rolled_back_stays_so_if_the_release_of_the_other_is_damaged(
+    tmp_path: Path, first_champion: int
+):
+    ours = registry(tmp_path)
+    epoch = ours.takeover("pong", owner="learner")
+    for seed in range(3):
+        ours.release(policy(seed), LINEAGE, epoch=epoch)
+    for number in dict.fromkeys((first_champion, 2, 3)):
+        ours.set_alias("pong", "champion", number, why="better")
+    assert ours.rollback("pong", why="it was not") == 2
+    entry = tmp_path / "registry" / "pong" / "0000000003.json"
+    entry.write_bytes(entry.read_bytes()[:-3])
+    now = registry(tmp_path).catalogue("pong")
+    assert now.model_of("champion") == (1 if first_champion == 1 else 0)
+    assert 3 in now.discarded
+    assert "replaced by pong/2, whose release cannot be read" in now.verdicts[3]
+    assert "1 of its entries are invalid" in registry(tmp_path).damage("pong")["journal"]
+    assert "entry 3" in registry(tmp_path).damage("pong")["journal"]
+
+
 def test_every_model_is_checked_on_request_and_forged_entries_are_reported(tmp_path: Path):
     ours = registry(tmp_path)
     epoch = ours.takeover("pong", owner="test")

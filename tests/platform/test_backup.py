@@ -3,6 +3,8 @@
 import json
 import signal
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
 from understudy.client.connect import connect
 from understudy.core.errors import ConfigError, Corrupt, Refused
-from understudy.platform.backup import back_up, restore, verify_backup
+from understudy.platform.backup import FORMAT, back_up, restore, verify_backup
 from understudy.platform.config import Config, ModelsSection
 from understudy.platform.ingest import IngestRole
 from understudy.release.gatekeeper import release_run
@@ -124,12 +126,19 @@ def test_a_damaged_model_is_reported_and_everything_else_is_backed_up(
         assert restore(backup, new).damaged == ("pong/1",)
 
 
-def test_a_journal_with_a_lost_entry_leaves_no_backup_behind(deployed: DataFolder, tmp_path: Path):
-    first = min((deployed.root / "models" / "registry" / "pong").iterdir())
+@pytest.mark.parametrize("journal", ["registry/pong", "keys"])
+def test_a_journal_with_a_lost_entry_is_named_and_everything_else_is_backed_up(
+    deployed: DataFolder, tmp_path: Path, journal: str
+):
+    keys = open_deployment(deployed).keys
+    for _ in range(2):
+        keys.create(["play"])
+    first = min((deployed.root / "models" / journal).iterdir())
     first.rename(tmp_path / "lost")
-    with pytest.raises(Corrupt, match="restore it, then back up again"):
-        back_up(deployed, tmp_path / "B")
-    assert not (tmp_path / "B").exists()
+    proof = back_up(deployed, tmp_path / "B")
+    assert proof.damaged == (("keys",) if journal == "keys" else ("the journal of pong",))
+    assert proof.steps == 40
+    assert restore(tmp_path / "B", DataFolder(tmp_path / "E")).damaged == proof.damaged
 
 
 def test_keys_that_were_revoked_after_the_backup_stay_revoked_if_the_restore_revokes_all(
@@ -247,6 +256,53 @@ def test_a_restore_that_fails_leaves_nothing_that_looks_like_a_deployment(
     assert [path.name for path in (tmp_path / "E").iterdir()] == ["understudy.toml"]
     assert restore(tmp_path / "B", DataFolder(tmp_path / "E")).steps == 40
     assert (tmp_path / "E" / "understudy.toml").read_text() == "# mine\n"
+
+
+RESTORES = """
+import os, sys
+from pathlib import Path
+from understudy.backends.data import DataFolder
+from understudy.platform import backup
+backup.__dict__[sys.argv[3]] = lambda *_, **__: os.kill(os.getpid(), 9)
+backup.restore(Path(sys.argv[1]), DataFolder(Path(sys.argv[2])), revoke_keys=True)
+"""
+
+
+@pytest.mark.parametrize("killed_at", ["_copy_objects", "_restart_journals", "sync_folder"])
+def test_a_killed_restore_brings_no_revoked_key_back_and_can_be_repeated(
+    deployed: DataFolder, tmp_path: Path, killed_at: str
+):
+    admin, _ = open_deployment(deployed).keys.create(["admin"])
+    back_up(deployed, tmp_path / "B")
+    new = DataFolder(tmp_path / "E")
+    command = [sys.executable, "-c", RESTORES, str(tmp_path / "B"), str(new.root), killed_at]
+    assert subprocess.run(command, check=False, timeout=60).returncode == -9
+    with pytest.raises(ConfigError, match="run 'understudy restore' with the same backup again"):
+        open_deployment(new)
+    assert restore(tmp_path / "B", new, revoke_keys=True).steps == 40
+    assert not new.restoring.exists()
+    keys = open_deployment(new).keys
+    keys.follow()
+    with pytest.raises(Refused, match="was revoked"):
+        keys.check(admin)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"format": FORMAT, "at_s": "now", "files": {}},
+        {"format": FORMAT, "at_s": 1.0, "files": [1]},
+        {"format": FORMAT, "at_s": 1.0},
+        {"format": FORMAT, "files": {"key": 3}, "at_s": 1.0},
+    ],
+)
+def test_a_damaged_table_of_contents_is_refused(tmp_path: Path, facts: dict[str, object]):
+    (tmp_path / "backup.json").write_text(json.dumps(facts))
+    with pytest.raises(ConfigError, match="is not a backup"):
+        verify_backup(tmp_path)
+    (tmp_path / "backup.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="is not a backup"):
+        verify_backup(tmp_path)
 
 
 def test_remote_models_are_backed_up_and_restored_to_a_url(tmp_path: Path):

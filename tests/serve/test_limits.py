@@ -2,6 +2,7 @@
 
 import pytest
 
+from understudy.experience.frame import MAX_FRAME_BATCH_BYTES
 from understudy.models.keys import Key
 from understudy.serve.state import BURST_S, Limits
 from understudy.testing.clock import ManualClock
@@ -37,6 +38,21 @@ def test_a_large_request_delays_later_ones():
     limits = Limits(clock)
     assert limits.take(KEY, 50_000) == 0
     assert limits.take(KEY, 1) == pytest.approx(48, abs=0.1)
+
+
+def test_parallel_bodies_overdraw_a_key_by_one_large_body_at_most():
+    clock = ManualClock()
+    limits = Limits(clock)
+    fast = Key(id="c", hash="", scopes=("play",), requests_s=400, bytes_s=16_000_000)
+    assert [limits.take(fast, 0) for _ in range(200)] == [0.0] * 200
+    received = 0
+    while not (wait_s := limits.owe(fast, 1_000_000)):
+        received += 1_000_000
+    assert received <= BURST_S * fast.bytes_s + MAX_FRAME_BATCH_BYTES
+    assert received > MAX_FRAME_BATCH_BYTES, "a key that owes nothing may send the largest body"
+    assert wait_s < MAX_FRAME_BATCH_BYTES / fast.bytes_s + 1
+    clock.advance(wait_s + 0.001)
+    assert limits.take(fast, 0) == 0
 
 
 def test_a_clock_that_goes_back_adds_no_allowance():

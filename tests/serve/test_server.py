@@ -1,6 +1,7 @@
 """A gateway starts only where keys are safe, and stops without losing acked frames."""
 
 import asyncio
+import contextlib
 import datetime
 import http.client
 import signal
@@ -21,8 +22,10 @@ import urllib3
 from structlog.testing import capture_logs
 
 from tests.serve.gateways import as_columns, frames_of, played, running
+from understudy.client.connect import Address
+from understudy.client.http import HttpLink
 from understudy.core.clock import SystemClock
-from understudy.core.errors import ConfigError, StorageFailed, Unreachable
+from understudy.core.errors import ConfigError, LinkFailed, StorageFailed, Unreachable
 from understudy.core.location import is_loopback
 from understudy.core.names import player_name
 from understudy.experience.frame import encode_frame_batch
@@ -93,6 +96,21 @@ def test_plain_http_off_loopback_needs_insecure():
     assert not any(is_loopback(host) for host in ("0.0.0.0", "localhost.evil.example", "::", ""))
 
 
+def test_an_encrypted_key_is_refused_instead_of_asking_for_its_passphrase(tmp_path: Path):
+    from cryptography.hazmat.primitives import serialization as pem
+
+    crt, key_file = certificate(tmp_path)
+    key = pem.load_pem_private_key(key_file.read_bytes(), None)
+    encrypted = tmp_path / "encrypted.key"
+    encrypted.write_bytes(
+        key.private_bytes(
+            pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.BestAvailableEncryption(b"secret")
+        )
+    )
+    with pytest.raises(ConfigError, match="the key without a passphrase"):
+        GatewayServer(Gateway(lambda: None), Listen(certificate=crt, certificate_key=encrypted))  # type: ignore[arg-type, return-value]
+
+
 def test_a_port_in_use_and_an_invalid_certificate_are_reported(tmp_path: Path):
     with running(tmp_path) as gateway, pytest.raises(ConfigError, match="pass another port"):
         GatewayServer(Gateway(lambda: None), Listen(port=gateway.server.port))  # type: ignore[arg-type, return-value]
@@ -157,6 +175,13 @@ def test_tls_is_served_and_checked(tmp_path: Path):
             urllib3.PoolManager(retries=False).request(
                 "GET", f"http://localhost:{gateway.server.port}/healthz"
             )
+        plain = HttpLink(Address(f"http://localhost:{gateway.server.port}", "key"), "pong")
+        with contextlib.closing(plain), pytest.raises(LinkFailed, match="use https://"):
+            plain.bot(0, wait_s=0.0)
+    with running(tmp_path / "plain") as gateway:
+        secure = HttpLink(Address(f"https://localhost:{gateway.server.port}", "key"), "pong")
+        with contextlib.closing(secure), pytest.raises(LinkFailed, match="use http://"):
+            secure.bot(0, wait_s=0.0)
 
 
 def test_connections_count_before_their_tls_handshake(tmp_path: Path):

@@ -50,6 +50,11 @@ class DataFolder:
     def requests(self) -> Path:
         return self.root / "requests"
 
+    @property
+    def restoring(self) -> Path:
+        """Where a restore copies to; it exists only while one runs, or after one was killed."""
+        return self.root / "restoring"
+
     def game_names(self) -> list[str]:
         """Return the names of the games whose spec is registered in this folder."""
         names: list[str] = []

@@ -126,6 +126,11 @@ def _signer(data: DataFolder, objects: Objects, *, is_remote: bool) -> Signer:
             "the deployment, or restore it from a backup"
         )
     if not path.exists():
+        if data.restoring.exists():
+            raise ConfigError(
+                f"a restore to {data.root} is running or did not finish; run 'understudy restore' "
+                f"with the same backup again, or delete {data.restoring} to start without it"
+            )
         make_folder(data.root)
         create_once(path, key_file(secrets.token_bytes(KEY_BYTES)))
     signer = Signer(read_key(path))

@@ -25,7 +25,7 @@ from understudy.cli.options import (
     results,
     store_option,
 )
-from understudy.client.receipts import read_receipts
+from understudy.client.receipts import AckedFrame, read_receipts
 from understudy.core.errors import ConfigError
 from understudy.core.log import is_locked
 from understudy.platform.erase import (
@@ -211,7 +211,12 @@ def verify(
     """
     began_s = time.monotonic()
     by_session = {}
-    receipts = [acked for path in receipt_files for acked in read_receipts(path)]
+    receipts: list[AckedFrame] = []
+    cut_lines: list[str] = []
+    for path in receipt_files:
+        numbers: list[int] = []
+        receipts += read_receipts(path, on_cut=numbers.append)
+        cut_lines += [f"line {number} of {path}" for number in numbers]
     with ExitStack() as opened:
         remote = opened.enter_context(remote_store(data_text, store_url))
         folder = remote.data if remote else data_folder(data_text).must_exist()
@@ -233,9 +238,15 @@ def verify(
     out = results(as_json=as_json)
     took_s = time.monotonic() - began_s
     _print_verification(out, verification, took_s, is_remote=remote is not None)
+    if cut_lines:
+        out.print(
+            f"[yellow]![/] {escape(cut_lines[0])} is cut off, so its receipt was not checked; "
+            f"{format_count(len(cut_lines))} such lines in all",
+            soft_wrap=True,
+        )
     for session, text in by_session.items():
         out.print(f"{session} {text}")
-    fields = verification.to_json()
+    fields = verification.to_json() | {"cut_receipts": len(cut_lines)}
     if digest:
         fields |= {"digest": combined_digest(by_session), "digests": by_session}
     return finish(fields, as_json=as_json, code=verification.exit_code)

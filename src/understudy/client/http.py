@@ -214,10 +214,9 @@ class _Connection:
             except (HTTPError, HTTPException, OSError, ValueError) as error:
                 self._drop()
                 reason = " ".join(str(error).split())[:200] or type(error).__name__
+                hint = _hint(reason, is_tls=self._is_tls)
                 raise LinkFailed(
-                    "unreachable",
-                    f"{self._address} did not respond ({reason}); check that the platform is "
-                    "running and that the address is right",
+                    "unreachable", f"{self._address} did not respond ({reason}); {hint}"
                 ) from None
             except BaseException:
                 self._drop()
@@ -305,6 +304,17 @@ def _parts(url: str, *, insecure: bool) -> tuple[str, str, int, bool]:
 
 
 # --- Responses of a gateway -----------------------------------------------------------------------
+
+
+def _hint(reason: str, *, is_tls: bool) -> str:
+    """What to do about a failed connection."""
+    if "certificate has expired" in reason:
+        return "renew the platform's certificate"
+    if is_tls and ("WRONG_VERSION_NUMBER" in reason or "record layer failure" in reason):
+        return "the platform uses no TLS there: use http:// in the address"
+    if not is_tls and "closed connection without response" in reason:
+        return "check that the platform is running, and use https:// in the address if it uses TLS"
+    return "check that the platform is running and that the address is right"
 
 
 def _failure(address: str, status: int, retry_after: str | None, raw: bytes) -> LinkFailed:

@@ -79,12 +79,20 @@ class Receipts:
             )
 
 
-def read_receipts(path: Path) -> Iterator[AckedFrame]:
-    """Yield every receipt of a file; lines that a kill or a full disk cut off are skipped."""
+def read_receipts(
+    path: Path, *, on_cut: Callable[[int], object] = lambda number: None
+) -> Iterator[AckedFrame]:
+    """Yield every receipt of a file; `on_cut` gets the number of each line that was cut off.
+
+    A kill or a full disk cuts a line, and its receipt cannot be checked.
+    """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             text = line.strip()
-            if not text or (text.startswith(b"{") and not text.endswith(b"}")):
+            if not text:
+                continue
+            if text.startswith(b"{") and not text.endswith(b"}"):
+                on_cut(number)
                 continue
             try:
                 fields = json.loads(text)
@@ -94,7 +102,7 @@ def read_receipts(path: Path) -> Iterator[AckedFrame]:
                     int(fields["length"]),
                     int(fields["crc"]),
                 )
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise Corrupt(
                     f"line {number} of {path} is not a receipt; remove the line to check the rest"
                 ) from None

@@ -166,7 +166,7 @@ class Catalogue:
                 last_model_no = self._release(entry, raw)
                 last_epoch = max(last_epoch, self.epoch)
             case "point":
-                self._point(entry, raw)
+                self._point(entry, raw, last_model_no=last_model_no)
             case "noise":
                 self._set_noise(entry, raw)
             case "reject":
@@ -215,9 +215,12 @@ class Catalogue:
         self.signed[manifest.name] = raw
         return manifest.model_no
 
-    def _point(self, entry: Mapping[str, Any], raw: bytes) -> None:
+    def _point(self, entry: Mapping[str, Any], raw: bytes, *, last_model_no: int) -> None:
         alias = entry.get("alias")
         model_no = entry.get("model_no")
+        is_lost = type(model_no) is int and 0 < model_no <= last_model_no
+        if alias in ALIASES and is_lost and model_no not in self.models:
+            return self._discard(alias, entry)
         if alias not in ALIASES or model_no not in (0, *self.models):
             raise Refused(
                 "bad_entry",
@@ -231,12 +234,7 @@ class Catalogue:
         if not isinstance(schema, str | None):
             raise Refused("bad_entry", f"schema is {str(schema)[:80]!r}; expected a text")
         if schema is None:  # an entry of an earlier version, which had one alias for all schemas
-            last = max(
-                (pointer for (_, name), pointer in self.aliases.items() if name == alias),
-                key=lambda pointer: pointer.number,
-                default=None,
-            )
-            schema = last.schema if last else ""
+            schema = self._newest_schema(alias)
         before = self.aliases.get((schema, alias))
         is_canary = alias == "canary" and model_no > 0
         continues = is_canary and before is not None and before.model_no == model_no
@@ -271,6 +269,34 @@ class Catalogue:
             self.trials[schema] = self.trials.get(schema, 0) + 1
         if alias == "champion":
             self.history.append(pointer)
+        return None
+
+    def _discard(self, alias: str, entry: Mapping[str, Any]) -> None:
+        """Apply what an entry discards, although the release of its own model cannot be read.
+
+        Otherwise a champion that was rolled back would return with one damaged entry. The champion
+        before it plays instead, if one is left.
+        """
+        schema = str(entry.get("schema") or self._newest_schema(alias))
+        before = self.aliases.get((schema, alias))
+        if not entry.get("discards") or before is None or not before.model_no:
+            return
+        self.discarded.add(before.model_no)
+        lost = model_name(self.game, entry["model_no"])
+        self.verdicts[before.model_no] += f"; replaced by {lost}, whose release cannot be read"
+        previous = [
+            old
+            for old in self.history
+            if old.schema == schema and old.model_no not in {0, *self.discarded}
+        ]
+        del self.aliases[schema, alias]
+        if previous:
+            self.aliases[schema, alias] = previous[-1]
+
+    def _newest_schema(self, alias: str) -> str:
+        pointers = (pointer for (_, name), pointer in self.aliases.items() if name == alias)
+        newest = max(pointers, key=lambda pointer: pointer.number, default=None)
+        return newest.schema if newest else ""
 
     def _set_noise(self, entry: Mapping[str, Any], raw: bytes) -> None:
         model_no = entry.get("model_no")

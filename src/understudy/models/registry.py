@@ -357,6 +357,7 @@ class Registry:
             return {
                 "alias": "champion",
                 "model_no": previous,
+                "schema": now.models[previous].schema,
                 "why": why[:MAX_WHY],
                 "discards": True,
             }

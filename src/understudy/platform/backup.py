@@ -32,7 +32,7 @@ from understudy.backends.deployment import open_deployment, signing_key
 from understudy.backends.local import audit_store, summary
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, Corrupt, Refused
-from understudy.core.log import FileLock, make_folder, sync_folder, write_file
+from understudy.core.log import FileLock, is_locked, make_folder, sync_folder, write_file
 from understudy.core.signed import Signer
 from understudy.experience.intake import read_key
 from understudy.models.keys import Keys
@@ -48,6 +48,7 @@ _FACTS = "backup.json"
 _FILES = ("key", "signing.key", "development.json", "understudy.toml", LAST_START_FILE)
 _JOURNALS = ("keys", "registry")
 _PREFIXES = (*_JOURNALS, "games", "blobs")
+_STAGING_LOCK = ".lock"
 _SNAPSHOT = re.compile("[0-9a-f]{16}")
 
 
@@ -132,33 +133,47 @@ def restore(
             "--data"
         )
     make_folder(data.root)
-    created = [data.store, data.root / "models", *(data.root / name for name in _FILES)]
-    created = [path for path in created if not path.exists()]
-    try:
+    with _staging(data) as staged:
         if (source / "store").exists():
-            _copy_tree(source / "store", data.store)
+            _copy_tree(source / "store", staged.store)
         _copy_objects(
-            FolderObjects(source / "models"), open_objects(models or data.root / "models")
+            FolderObjects(source / "models"), open_objects(models or staged.root / "models")
         )
         for name in _FILES:
-            if (source / name).exists() and data.root / name in created:
-                _copy_file(source / name, data.root / name)
-        restore_last_start(data.root, models=models)
-        _sync_tree(data.root)
-        if _contents(data, models) != _contents(DataFolder(source), ""):
+            if (source / name).exists():
+                _copy_file(source / name, staged.root / name)
+        restore_last_start(staged.root, models=models)
+        _sync_tree(staged.root)
+        if _contents(staged, models) != _contents(DataFolder(source), ""):
             raise Corrupt(
                 f"{data.root} differs from the backup {source}; check the disk and restore again"
             )
-        if signing_key(data).exists():
-            _restart_journals(data, models, revoke_keys=revoke_keys)
-    except BaseException:
-        for path in created:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-        raise
+        if signing_key(staged).exists():
+            _restart_journals(staged, models, revoke_keys=revoke_keys)
+        # The signing key comes last: without it, a folder with models or keys is refused.
+        names = [path.name for path in staged.root.iterdir() if path.name != _STAGING_LOCK]
+        for name in sorted(names, key=lambda name: name == signing_key(data).name):
+            if not (data.root / name).exists():
+                (staged.root / name).rename(data.root / name)
+        sync_folder(data.root)
     return dataclasses.replace(proof, keys=0) if revoke_keys else proof
+
+
+@contextlib.contextmanager
+def _staging(data: DataFolder) -> Iterator[DataFolder]:
+    """Yield a folder inside the data folder, which is removed afterwards.
+
+    While it exists, no new deployment is created there: a restore that was killed must be repeated.
+    """
+    if is_locked(data.restoring / _STAGING_LOCK):
+        raise ConfigError(f"another restore to {data.root} is running; wait until it ends")
+    shutil.rmtree(data.restoring, ignore_errors=True)  # of a restore that was killed
+    make_folder(data.restoring)
+    try:
+        with FileLock(data.restoring / _STAGING_LOCK, what=f"a restore to {data.root}"):
+            yield DataFolder(data.restoring)
+    finally:
+        shutil.rmtree(data.restoring, ignore_errors=True)
 
 
 def _restart_journals(data: DataFolder, models: str, *, revoke_keys: bool) -> None:
@@ -176,16 +191,17 @@ def verify_backup(backup: Path) -> Proof:
     """
     try:
         facts = json.loads((backup / _FACTS).read_text())
+        at_s = float(facts["at_s"])
+        files = {str(name): list(digest) for name, digest in dict(facts["files"]).items()}
         if facts["format"] != FORMAT:
             raise ConfigError(
                 f"{backup} has format {facts['format']!r}, but this version reads {FORMAT!r}; use "
                 "the version that wrote it"
             )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
-            f"{backup} is not a backup ({error}); pass a folder that 'understudy backup' created"
+            f"{backup} is not a backup ({error!r}); pass a folder that 'understudy backup' created"
         ) from None
-    files: dict[str, list[Any]] = facts["files"]
     for name, digest in files.items():
         if not (backup / name).is_file() or _digest(backup / name) != digest:
             raise Corrupt(f"{name} in {backup} is missing or was changed; create another backup")
@@ -199,7 +215,7 @@ def verify_backup(backup: Path) -> Proof:
         )
     contents = _contents(DataFolder(backup), "")
     size = sum(size_bytes for size_bytes, _ in files.values())
-    return Proof(*contents[:4], len(files), size, float(facts["at_s"]), contents[4])
+    return Proof(*contents[:4], len(files), size, at_s, contents[4])
 
 
 def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[str, ...]]:
@@ -311,7 +327,7 @@ def _copy_objects(source: Objects, target: Objects) -> None:
 
 
 def _in_order(names: list[str], source: Objects) -> Iterator[str]:
-    """Yield journal entries in order; Corrupt if one is missing before a later one."""
+    """Yield journal entries in order; a missing one is part of what the backup says is damaged."""
     following: dict[str, int] = {}
     for name in sorted(names):
         journal, _, file = name.rpartition("/")
@@ -319,11 +335,8 @@ def _in_order(names: list[str], source: Objects) -> Iterator[str]:
         for missed in range(following.get(journal, 1), number):
             # An entry written during the listing may not be in the list.
             entry = f"{journal}/{missed:010d}.json"
-            if source.get(entry) is None:
-                raise Corrupt(
-                    f"{entry} is missing, but later entries exist; restore it, then back up again"
-                )
-            yield entry
+            if source.get(entry) is not None:
+                yield entry
         if number:
             following[journal] = number + 1
             yield name

@@ -201,8 +201,7 @@ class ApiRoute(Route):
             # that were only announced.
             wait_s = state.limits.take(call.key, 0)
             if wait_s > 0:
-                what = "this key exceeds its limit of requests or bytes"
-                raise Denied("too_many", f"{what}; retry in {wait_s:.2f} s", retry_after_s=wait_s)
+                raise _too_many(wait_s)
         with state.memory_budget.hold(call.key, call.address) as held:
             call.content = await read_body(
                 call, max_bytes=self.max_bytes, timeout_s=state.config.body_timeout_s, held=held
@@ -293,7 +292,14 @@ async def read_body(call: Call, *, max_bytes: int, timeout_s: float, held: HeldM
 
 def _charge(call: Call, size_bytes: int) -> None:
     if call.key is not None:
-        call.gateway_state.limits.owe(call.key, size_bytes)
+        wait_s = call.gateway_state.limits.owe(call.key, size_bytes)
+        if wait_s > 0:
+            raise _too_many(wait_s)
+
+
+def _too_many(wait_s: float) -> Refused:
+    what = "this key exceeds its limit of requests or bytes"
+    return Denied("too_many", f"{what}; retry in {wait_s:.2f} s", retry_after_s=wait_s)
 
 
 def _decompressed(raw: bytes, max_bytes: int) -> bytes:

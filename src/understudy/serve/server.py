@@ -162,11 +162,16 @@ class _Uvicorn(uvicorn.Server):
             ssl_keyfile=listen.certificate_key,
         )
         try:
+            if listen.certificate is not None:
+                # With a passphrase, so that OpenSSL does not ask for that of an encrypted key.
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                    listen.certificate, listen.certificate_key, password=""
+                )
             config.load()
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
                 f"{listen.certificate} and {listen.certificate_key} are not a certificate and its "
-                f"key: {error}; pass both as PEM files"
+                f"key: {error}; pass both as PEM files, the key without a passphrase"
             ) from None
         super().__init__(config)
 

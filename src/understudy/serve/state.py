@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Corrupt, Refused, SpecError, UnderstudyError
 from understudy.core.signed import Trusted, public_key_text
+from understudy.experience.frame import MAX_FRAME_BATCH_BYTES
 from understudy.experience.game import GameSpec
 from understudy.models.keys import Key, Keys
 from understudy.models.registry import Registry
@@ -42,6 +43,8 @@ _MAX_SKIPPED_STEPS = 1_000_000
 """Limit of the skipped steps that one request may state; players never skip that many."""
 BURST_S = 2.0
 """A key may use the allowance of this many seconds at once, so that a short burst passes."""
+_MAX_DEBT_BYTES = MAX_FRAME_BATCH_BYTES
+"""How far a key's allowance of bytes can be overdrawn: by one body of the largest size."""
 _MAX_BUCKETS = 100_000
 _STALLED_S = 1.0
 """When memory is full, a request that has received nothing for this long is evicted first."""
@@ -258,11 +261,19 @@ class Limits:
             bucket.size_bytes -= size_bytes
         return wait_s
 
-    def owe(self, key: Key, size_bytes: int) -> None:
-        """Charge the key for bytes of a body that arrived, which delays its later requests."""
+    def owe(self, key: Key, size_bytes: int) -> float:
+        """Charge the key for bytes of a body that arrived, which delays its later requests.
+
+        Returns 0, or the seconds to wait if the key owes too much for the body to be received:
+        otherwise a few seconds of parallel bodies could lock out all its players for minutes.
+        """
         bucket = self._buckets.get(key.id)
-        if bucket is not None and size_bytes > 0:
-            bucket.size_bytes -= size_bytes
+        if bucket is None or size_bytes <= 0:
+            return 0.0
+        if bucket.size_bytes - size_bytes < -_MAX_DEBT_BYTES:
+            return _until_one(bucket.size_bytes, key.bytes_s)
+        bucket.size_bytes -= size_bytes
+        return 0.0
 
 
 def _until_one(tokens: float, rate: float) -> float:
