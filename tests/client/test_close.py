@@ -199,7 +199,7 @@ def test_a_signal_handler_may_close_the_game_whatever_it_interrupts(tmp_path):
                 game.end_session("bob")
             except game_closed:
                 pass
-            assert game.close(10.0), n
+            assert game.close(60.0), n
             stats = game.stats()
             assert stats.recorded_steps == stats.acked_steps == stats.spooled_steps > 0, stats
             link = config.link
@@ -213,7 +213,7 @@ def test_a_signal_handler_may_close_the_game_whatever_it_interrupts(tmp_path):
         [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
 

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.card import Card
-from tests.faults.processes import start, understudy
+from tests.faults.processes import start, understudy, wait_until
 from tests.faults.profiles import sizes
 from tests.faults.recorder import RecorderSettings
+from understudy.backends.data import DataFolder
 from understudy.platform.children import Child
 
 BAD_NETWORK = {"duplicate": 0.1, "reorder": 0.3, "fail": 0.1, "lose_answer": 0.2}
@@ -92,6 +93,7 @@ def test_every_acknowledged_step_is_stored_once_whichever_process_is_killed(
         while troupe.kills.total() < kills:
             time.sleep(rng.choice([rng.uniform(0.0, 0.3), rng.uniform(0.5, 1.2)]))
             troupe.kill_somebody()
+        wait_until(DataFolder(root).has_writer, timeout_s=120.0, what="ingest to start")
         time.sleep(2.0)
         alive = understudy("data", "verify", "--data", root)
         troupe.stop()
