@@ -126,6 +126,8 @@ class GateDecision:
     why: str
     evidence: float = 0.0
     """How far a candidate that waits has come on the way to a proof that it is better, up to 1."""
+    n_episodes: int = 0
+    """Episodes of both bots after which a comparison was decided; 0 without one."""
 
 
 def decide_by_checks(
@@ -261,7 +263,7 @@ def compare(
             if n_liars
             else f"fewer than {_MIN_PLAYERS_FOR_DEFENCE}, so false returns are not guarded against"
         )
-    return GateDecision(decision, why)
+    return GateDecision(decision, why, n_episodes=n_compared)
 
 
 def _may_compare(canary_share: float | None, bounds: Bounds) -> bool:
