@@ -290,7 +290,8 @@ def _extreme(space: Space, n_rows: int, rng: np.random.Generator) -> Array:
     shape = (n_rows, *space.shape)
     sizes = 10 ** rng.uniform(0, _LARGEST_EXPONENT, shape) * rng.choice([-1.0, 1.0], shape)
     largest = float(np.finfo(space.dtype).max)
-    return np.clip(sizes, -largest, largest).astype(space.dtype)
+    extreme: Array = np.clip(sizes, -largest, largest).astype(space.dtype)
+    return extreme
 
 
 def _other_action(space: Space, action: Array, mask: Any, rng: np.random.Generator) -> Array:
