@@ -50,8 +50,10 @@ def worse_and_better(trial: Trial, count: int) -> tuple[TrialCounts, TrialCounts
 @pytest.mark.parametrize(
     ("game", "share", "count"),
     [
-        *((constant, share, 20) for share in MALICIOUS),
-        (unequal_players, "10 %", 4),
+        (constant, "1 %", 5),
+        (constant, "5 %", 5),
+        (constant, "10 %", 20),
+        (unequal_players, "10 %", 3),
         *(pytest.param(game, share, FULL, marks=SLOW) for game in GAMES for share in MALICIOUS),
     ],
 )
@@ -70,11 +72,11 @@ def test_a_tenth_of_thirty_players_promote_no_worse_candidate_and_prevent_few_be
     assert better.promoted >= 0.9 * count - (count < FULL)
 
 
+@pytest.mark.parametrize("n_players", [1, 3])
 @pytest.mark.parametrize(
-    ("n_players", "count"),
-    [(1, 2), (3, 2), *(pytest.param(n_players, FULL, marks=SLOW) for n_players in (1, 3))],
+    ("game", "count"),
+    [(unequal_players, 5), *(pytest.param(game, FULL, marks=SLOW) for game in GAMES)],
 )
-@pytest.mark.parametrize("game", GAMES)
 def test_with_one_or_three_players_who_are_honest_the_same_holds(
     game: Returns, n_players: int, count: int
 ):
@@ -86,12 +88,14 @@ def test_with_one_or_three_players_who_are_honest_the_same_holds(
 
 def test_below_ten_players_one_liar_decides_which_is_not_defended():
     liar = Trial(two_peaks, -0.1, n_players=3, n_malicious=1)
-    assert run_trials(liar, 10).promoted >= 9
+    assert run_trials(liar, 5).promoted == 5
     assert "false returns are not guarded against" in liar.decide(np.random.default_rng(0)).why
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(FULL, marks=SLOW)])
-@pytest.mark.parametrize("game", [two_peaks, won_or_lost, unequal_players])
+@pytest.mark.parametrize(
+    ("game", "count"),
+    [(unequal_players, 3), *(pytest.param(game, FULL, marks=SLOW) for game in GAMES)],
+)
 def test_a_name_for_each_episode_promotes_no_worse_candidate_and_blocks_better_ones(
     game: Returns, count: int
 ):
@@ -113,7 +117,7 @@ def test_invented_players_with_most_of_the_episodes_decide_which_is_not_defended
         attack="sock_puppets",
         malicious_plays=20.0,
     )
-    assert run_trials(flood, 10).promoted >= 9
+    assert run_trials(flood, 5).promoted == 5
 
 
 def test_malicious_players_as_many_as_all_and_unknown_attacks_are_rejected():
