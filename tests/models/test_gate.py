@@ -280,6 +280,21 @@ def test_a_player_with_half_of_the_episodes_counts_a_tenth():
     assert n_promoted(slander, 10) >= 9
 
 
+def test_names_that_play_little_do_not_widen_the_range():
+    """Ten names with four false returns each: a quarter of the names, 3 % of the episodes."""
+    rng = np.random.default_rng(16)
+    candidate, champion, earlier = Trial(two_peaks, -0.3, n_players=29).episodes(rng)
+    lies = [
+        Played(at, 0.0, value, f"puppet-{name}")
+        for name in range(10)
+        for at, value in enumerate((-100.0, 100.0, -100.0, 100.0))
+    ]
+    decision = compare(candidate, champion, BOUNDS, earlier=[*earlier, *lies])
+    assert decision.decision == "reject"
+    assert "clipped to -0." in decision.why
+    assert 20 <= decision.n_episodes <= len(candidate) + len(champion)
+
+
 def test_a_verdict_says_what_was_compared_and_whether_lies_are_defended_against():
     rng = np.random.default_rng(9)
     few = Trial(two_peaks, 0.3, n_players=3).decide(rng).why
