@@ -79,6 +79,14 @@ def main() -> int:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="change one setting"
     )
     parser.add_argument("--poison", action="store_true", help="compare with malicious players")
+    parser.add_argument(
+        "--attack", action="append", choices=ATTACKS, help="only this one; may be repeated"
+    )
+    parser.add_argument(
+        "--most-active",
+        action="store_true",
+        help="the malicious players are those with the most steps; default: average ones",
+    )
     parser.add_argument("--out", type=Path, help="file for the result of --poison")
     options = parser.parse_args()
     schedule = LearningSchedule()
@@ -237,12 +245,16 @@ def _measure_poisoning(options: argparse.Namespace, request: TrainRequest, *, up
         honest = sent_by_players(game, spec, options.steps, seed=seed)
         n_steps = sum(chunk.meta.n_steps for _, chunk in honest)
         clean = math.nan
-        cells = [(attack, share) for attack in ATTACKS for share in MALICIOUS_SHARES]
+        cells = [
+            (attack, share) for attack in options.attack or ATTACKS for share in MALICIOUS_SHARES
+        ]
         for attack, share in ((None, 0.0), *cells):
             sent = honest
             n_false = 0
             if attack is not None:
-                sent, n_false = poisoned(honest, attack, spec, share=share, seed=seed)
+                n_malicious = math.ceil(share * N_PLAYERS)
+                malicious = malicious_among(honest, n_malicious, most_active=options.most_active)
+                sent, n_false = poisoned(honest, attack, spec, malicious=malicious, seed=seed)
             learner = learned(spec, settings, sent, updates=updates, seed=seed)
             bot = learner.current().at_temperature(LearningSchedule().temperature)
             mean = float(np.mean(true_returns(game, bot, episodes=options.episodes)))
@@ -269,6 +281,7 @@ def _measure_poisoning(options: argparse.Namespace, request: TrainRequest, *, up
             "game": options.game,
             "algorithm": options.algorithm,
             "players": N_PLAYERS,
+            "most_active": options.most_active,
             "steps": options.steps,
             "updates": updates,
             "episodes": options.episodes,
@@ -342,19 +355,25 @@ def _chunk(
     return Chunk(meta, columns).validate()
 
 
-def poisoned(
-    honest: Sequence[Sent], attack: Attack, spec: GameSpec, *, share: float, seed: int
-) -> tuple[list[Sent], int]:
-    """The same chunks with those of some players poisoned, and how many steps that are.
-
-    The malicious players are those with the most steps; sock puppets have another name in each
-    episode.
-    """
-    rng = np.random.default_rng([seed, 2])
+def malicious_among(honest: Sequence[Sent], count: int, *, most_active: bool) -> set[bytes]:
+    """The players with the most steps, or those whose steps are closest to the average."""
     steps = Counter[bytes]()
     for player, chunk in honest:
         steps[player] += chunk.meta.n_steps
-    malicious = {player for player, _ in steps.most_common(math.ceil(share * N_PLAYERS))}
+    if most_active:
+        return {player for player, _ in steps.most_common(count)}
+    average = steps.total() / len(steps)
+    return set(sorted(steps, key=lambda player: abs(steps[player] - average))[:count])
+
+
+def poisoned(
+    honest: Sequence[Sent], attack: Attack, spec: GameSpec, *, malicious: set[bytes], seed: int
+) -> tuple[list[Sent], int]:
+    """The same chunks with those of some players poisoned, and how many steps that are.
+
+    Sock puppets have another name in each episode.
+    """
+    rng = np.random.default_rng([seed, 2])
     sent: list[Sent] = []
     n_false = 0
     for player, chunk in honest:

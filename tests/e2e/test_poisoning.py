@@ -31,7 +31,7 @@ from understudy.testing.poisoning import ATTACKS, LIE, Attack, poison
 ENV = "CartPole-v1"
 HONEST = [f"honest-{at}" for at in range(18)]
 MALICIOUS = ["malicious-0", "malicious-1"]
-"""A tenth of the players, who play four times as often as the others."""
+"""A tenth of the players."""
 MAX_STEPS = 20
 """Any clone lasts this long, so that candidate and champion are equally good."""
 N_EPISODES = 160
@@ -70,8 +70,9 @@ class PoisoningLink(LedgerLink):
 class Table:
     """Honest and malicious players of a running platform, who play in turn."""
 
-    def __init__(self, platform: Platform, attack: Attack) -> None:
+    def __init__(self, platform: Platform, attack: Attack, decisions: Sequence[str]) -> None:
         self.platform = platform
+        self.decisions = decisions
         self.attack = attack
         self.wait(lambda: platform.supervisor.is_ready, "the platform is ready")
         assert platform.url is not None
@@ -104,7 +105,9 @@ class Table:
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         deadline_s = time.monotonic() + TIMEOUT_S
         while not condition():
-            assert time.monotonic() < deadline_s, f"waited {TIMEOUT_S:.0f} s, and still not: {what}"
+            assert time.monotonic() < deadline_s, (
+                f"waited {TIMEOUT_S:.0f} s, and still not: {what}; decisions: {self.decisions}"
+            )
             self.platform.supervisor.step()
             time.sleep(0.02)
 
@@ -120,8 +123,10 @@ class Table:
         """
         number = self.n_played
         self.n_played += 1
-        # The malicious players play four times as often, which is a third of all episodes.
-        is_malicious = number % 3 == 2
+        # In the trial, the malicious players have a third of the episodes, unless they have so many
+        # names that only a tenth of the episodes is defended against.
+        every = 3 if favoured and self.attack != "sock_puppets" else 10
+        is_malicious = number % every == every - 1
         name = MALICIOUS[number % 2] if is_malicious else HONEST[number % len(HONEST)]
         if is_malicious and self.attack == "sock_puppets":
             name = f"puppet-{number}"
@@ -193,11 +198,17 @@ def test_malicious_players_neither_spoil_the_first_bot_nor_promote_an_equal_one(
             first_steps=1_000, bc_updates=256, growth=1.2, improve_with="bc", improve_steps=10**6
         ),
     )
+    decisions: list[str] = []
+
+    def log(_: str, line: str) -> None:
+        if '"decision"' in line:
+            decisions.append(line)
+
     with (
-        Platform(config, on_state_change=lambda *_: None) as platform,
+        Platform(config, on_state_change=lambda *_: None, log=log) as platform,
         contextlib.ExitStack() as end,
     ):
-        table = Table(platform, attack)
+        table = Table(platform, attack, decisions)
         for client in table.clients:
             end.callback(client.close, timeout_s=0.0)
         people = [table.play()[1] for _ in range(80)]
@@ -230,7 +241,7 @@ def test_malicious_players_neither_spoil_the_first_bot_nor_promote_an_equal_one(
     assert np.mean(lengths) > 60, "random play lasts 22 steps"
     found = verify(DataFolder(tmp_path / "D"))
     assert (found.lost_steps, found.duplicate_steps, found.quarantined_chunks) == (0, 0, 0)
-    if attack in ("reward_lies", "sock_puppets"):
+    if attack == "reward_lies":
         # The same lies promote the candidate where all players count as one.
         pooled = [
             [episode._replace(player="") for episode in episodes]

@@ -444,7 +444,8 @@ class _Bet:
             if not n_liars:
                 return int(at)
             full_weight = self._draws.chance[: at + 1] * (1 - self._draws.chance[: at + 1])
-            weight = np.bincount(player[: at + 1], full_weight, len(by_player))
+            weight = np.zeros(len(by_player))
+            np.add.at(weight, player[: at + 1], full_weight)
             honest = by_player.sum(axis=0) - _most_evidence(by_player, weight, n_liars)
             if _capital(honest) >= math.log(1 / _ERROR_WITH_LIARS):
                 return int(at)
