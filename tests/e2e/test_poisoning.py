@@ -172,7 +172,7 @@ class Table:
         def is_idle() -> bool:
             report = self.platform.supervisor.statuses["learner"].report
             game = report.get("games", {}).get(self.game, {})
-            return report.get("read_steps", 0) >= acked and game.get("doing") == "wait"
+            return bool(report.get("read_steps", 0) >= acked and game.get("doing") == "wait")
 
         self.wait(is_idle, "the learner is idle")
         deadline_s = time.monotonic() + 1.0
@@ -243,12 +243,14 @@ def test_malicious_players_neither_spoil_the_first_bot_nor_promote_an_equal_one(
     assert (found.lost_steps, found.duplicate_steps, found.quarantined_chunks) == (0, 0, 0)
     if attack == "reward_lies":
         # The same lies promote the candidate where all players count as one.
-        pooled = [
-            [episode._replace(player="") for episode in episodes]
-            for episodes in (played[canary], played[f"{table.game}/1"])
-        ]
+        pooled = {
+            model: [episode._replace(player="") for episode in episodes]
+            for model, episodes in played.items()
+        }
         earlier = [episode for episode in people if abs(episode.return_) <= MAX_STEPS]
-        assert compare(*pooled, Bounds(), earlier=earlier).decision == "promote"
+        champions = pooled[f"{table.game}/1"]
+        decision = compare(pooled[canary], champions, Bounds(), earlier=earlier)
+        assert decision.decision == "promote"
 
 
 def _length(policy: Any, seed: int) -> int:
