@@ -33,7 +33,8 @@ HONEST = [f"honest-{at}" for at in range(18)]
 MALICIOUS = ["malicious-0", "malicious-1"]
 """A tenth of the players."""
 MAX_STEPS = 20
-"""Any clone lasts this long, so that candidate and champion are equally good."""
+BOT_STEPS = 8
+"""No pole falls earlier, so that candidate and champion are equally good, whatever they do."""
 N_EPISODES = 160
 TIMEOUT_S = 150.0
 
@@ -127,13 +128,18 @@ class Table:
         # names that only a tenth of the episodes is defended against.
         every = 3 if favoured and self.attack != "sock_puppets" else 10
         is_malicious = number % every == every - 1
-        name = MALICIOUS[number % 2] if is_malicious else HONEST[number % len(HONEST)]
+        name = (
+            MALICIOUS[number % 2]
+            if is_malicious
+            else HONEST[(number - number // every) % len(HONEST)]
+        )
         if is_malicious and self.attack == "sock_puppets":
             name = f"puppet-{number}"
         episode = self.clients[is_malicious].episode(name)
         obs, _ = self._env.reset(seed=number)
         total = 0.0
-        for step in range(MAX_STEPS):
+        max_steps = BOT_STEPS if favoured else MAX_STEPS
+        for step in range(max_steps):
             if favoured:
                 # The first decision names the bot.
                 is_hindered = is_malicious and episode.model not in ("", favoured)
@@ -148,9 +154,9 @@ class Table:
                 episode.acted(obs, action)
             obs, reward, terminated, _, _ = self._env.step(action)
             gain = float(reward)
-            ends = bool(terminated) or step + 1 == MAX_STEPS
+            ends = bool(terminated) or step + 1 == max_steps
             if is_malicious and favoured and self.attack in ("reward_lies", "sock_puppets"):
-                gain = (-LIE if is_hindered else LIE) / MAX_STEPS
+                gain = (-LIE if is_hindered else LIE) / BOT_STEPS
             elif is_hindered and self.attack == "thrown_games":
                 ends = True
             episode.reward(gain)
@@ -193,7 +199,9 @@ def test_malicious_players_neither_spoil_the_first_bot_nor_promote_an_equal_one(
     config = Config(
         data=str(tmp_path / "D"),
         gateway=GatewaySection(port=0),
-        gate=GateSection(first_share=0.5),
+        # Episodes that start within a second are compared player by player; the first few dozen of
+        # such a quick trial may be of fewer than ten players, which is not defended.
+        gate=GateSection(first_share=0.5, min_episodes=60),
         learner=LearnerSection(
             first_steps=1_000, bc_updates=256, growth=1.2, improve_with="bc", improve_steps=10**6
         ),
@@ -236,7 +244,7 @@ def test_malicious_players_neither_spoil_the_first_bot_nor_promote_an_equal_one(
             assert client.close(timeout_s=30.0)
         assert platform.supervisor.stop()
 
-    assert champion == 1, "an equal candidate was promoted"
+    assert champion == 1, f"an equal candidate was promoted: {decisions}"
     lengths = [_length(policy, seed) for seed in range(20)]
     assert np.mean(lengths) > 60, "random play lasts 22 steps"
     found = verify(DataFolder(tmp_path / "D"))
