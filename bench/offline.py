@@ -4,20 +4,31 @@
                                                          preset; prints the bot's true return
     python bench/offline.py vault iql --set centre=none  with another setting
     python bench/offline.py courier bc --updates 1024 --steps 10000 --seeds 3
+    python bench/offline.py cartpole bc --poison         30 players, of whom 0, 1, 5 and 10 % are
+                                                         malicious, with each attack of
+                                                         understudy.testing.poisoning; writes
+                                                         --out, if it is given
 
 The five people of the game (`bench/people.py`) play in turn until there are so many steps. The
 algorithm trains on them as the learner service does: from new weights, with the preset's batch and
 schedules, and the centre of the grid that the steps show. The bot then plays true episodes at the
 service's temperature. On the printed scale the average person is 0 and the best one is 1, as in
 `bench/players.py`, which plays through the whole platform instead.
+
+With --poison, the steps are chunks of players and go through the service's replay, which leaves out
+what most players' steps do not allow to believe. On the scale of this table random play is 0.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import sys
 import time
+import uuid
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +41,27 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
+from bench.machine import commit, machine  # noqa: E402
 from bench.people import GAMES, PeopleGame, Person, play  # noqa: E402
 from bench.players import scale_of, true_returns  # noqa: E402
 from understudy.algorithm import Batch, Schedule  # noqa: E402
+from understudy.core.names import new_session  # noqa: E402
+from understudy.experience.chunk import By, Chunk, ChunkMeta, EpisodeNote, RowKind  # noqa: E402
 from understudy.experience.game import GameSpec  # noqa: E402
 from understudy.learn.centre import find_centre  # noqa: E402
+from understudy.learn.learner import Learner  # noqa: E402
+from understudy.learn.replay import ReplaySource  # noqa: E402
 from understudy.nn.policy import Policy  # noqa: E402
 from understudy.release.schedule import LearningSchedule  # noqa: E402
+from understudy.testing.poisoning import ATTACKS, Attack, poison  # noqa: E402
 from understudy.training.settings import RunSettings, TrainRequest, resolve  # noqa: E402
 
 _PER_CALL = 64
 """Updates in one compiled call."""
+N_PLAYERS = 30
+MALICIOUS_SHARES = (0.01, 0.05, 0.1)
+TOLERANCE = 0.05
+"""How far below the clean bot a poisoned one may be."""
 
 
 def main() -> int:
@@ -57,6 +78,16 @@ def main() -> int:
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="change one setting"
     )
+    parser.add_argument("--poison", action="store_true", help="compare with malicious players")
+    parser.add_argument(
+        "--attack", action="append", choices=ATTACKS, help="only this one; may be repeated"
+    )
+    parser.add_argument(
+        "--most-active",
+        action="store_true",
+        help="the malicious players are those with the most steps; default: average ones",
+    )
+    parser.add_argument("--out", type=Path, help="file for the result of --poison")
     options = parser.parse_args()
     schedule = LearningSchedule()
     updates = options.updates or getattr(schedule, f"{options.algorithm}_updates")
@@ -72,6 +103,8 @@ def main() -> int:
         algorithm=options.algorithm, preset=f"{options.algorithm}-people", settings=overrides
     )
     scale = scale_of(options.game)
+    if options.poison:
+        return _measure_poisoning(options, request, updates=updates)
     for seed in range(options.seeds):
         steps = recorded(game, spec, options.steps, seed=seed)
         settings = resolve(request, spec)
@@ -192,6 +225,187 @@ def trained(
         state = call(state, (rows, values))
     policy: Policy = algorithm.policy(state)
     return policy
+
+
+# --- Malicious players ----------------------------------------------------------------------------
+
+Sent = tuple[bytes, Chunk]
+"""A chunk and its player's pseudonym."""
+
+
+def _measure_poisoning(options: argparse.Namespace, request: TrainRequest, *, updates: int) -> int:
+    """Train on clean and on poisoned steps, and compare true returns; 1 if a bot is too bad."""
+    game = GAMES[options.game]
+    spec = game.spec()
+    scale = scale_of(options.game)
+    settings = resolve(request, spec)
+    began_s = time.monotonic()
+    rows = []
+    for seed in range(options.seeds):
+        honest = sent_by_players(game, spec, options.steps, seed=seed)
+        n_steps = sum(chunk.meta.n_steps for _, chunk in honest)
+        clean = math.nan
+        cells = [
+            (attack, share) for attack in options.attack or ATTACKS for share in MALICIOUS_SHARES
+        ]
+        for attack, share in ((None, 0.0), *cells):
+            sent = honest
+            n_false = 0
+            if attack is not None:
+                n_malicious = math.ceil(share * N_PLAYERS)
+                malicious = malicious_among(honest, n_malicious, most_active=options.most_active)
+                sent, n_false = poisoned(honest, attack, spec, malicious=malicious, seed=seed)
+            learner = learned(spec, settings, sent, updates=updates, seed=seed)
+            bot = learner.current().at_temperature(LearningSchedule().temperature)
+            mean = float(np.mean(true_returns(game, bot, episodes=options.episodes)))
+            place = round((mean - scale.random) / (scale.best - scale.random), 3)
+            clean = place if attack is None else clean
+            rows.append(
+                {
+                    "seed": seed,
+                    "attack": attack,
+                    "malicious_players": math.ceil(share * N_PLAYERS),
+                    "share": share,
+                    "false_steps": round(n_false / n_steps, 3),
+                    "on_scale": place,
+                    "holds": place >= clean - TOLERANCE,
+                    "skipped_updates": learner.counts.skipped_updates,
+                }
+            )
+            print(json.dumps(rows[-1]), flush=True)
+    if options.out is not None:
+        result = {
+            "format": 1,
+            "commit": commit(),
+            "machine": machine(),
+            "game": options.game,
+            "algorithm": options.algorithm,
+            "players": N_PLAYERS,
+            "most_active": options.most_active,
+            "steps": options.steps,
+            "updates": updates,
+            "episodes": options.episodes,
+            "minutes": round((time.monotonic() - began_s) / 60, 1),
+            "rows": rows,
+        }
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 0 if all(row["holds"] for row in rows) else 1
+
+
+def sent_by_players(game: PeopleGame, spec: GameSpec, n_steps: int, *, seed: int) -> list[Sent]:
+    """Chunks of thirty players in turn, one for each episode: six of each of the game's people."""
+    people = [Person(game, skill) for skill in game.people]
+    sessions = [
+        new_session(0, np.random.default_rng([seed, at]).bytes(10)) for at in range(N_PLAYERS)
+    ]
+    counts = [[0, 0] for _ in sessions]  # chunks and steps of each session
+    sent: list[Sent] = []
+    with contextlib.closing(game.make()) as env:
+        while sum(n for _, n in counts) < n_steps:
+            at = len(sent) % N_PLAYERS
+            recorder: Any = _Recorder(spec)
+            rng = np.random.default_rng([seed, len(sent), 1])
+            play(env, people[at % len(people)], rng, episode=recorder)
+            n_chunks, first_step = counts[at]
+            chunk = _chunk(spec, recorder.rows, sessions[at], n_chunks, first_step=first_step)
+            counts[at] = [n_chunks + 1, first_step + chunk.meta.n_steps]
+            sent.append((at.to_bytes(16, "big"), chunk))
+    return sent
+
+
+def _chunk(
+    spec: GameSpec,
+    rows: Sequence[tuple[Any, ...]],
+    session: uuid.UUID,
+    chunk_no: int,
+    *,
+    first_step: int,
+) -> Chunk:
+    obs, action, reward, next_obs, discount, mask, next_mask = zip(*rows, strict=True)
+    n = len(rows)
+    is_last = np.arange(n + 1) == n - 1
+    (action_name, space), *_ = spec.action_columns.items()
+    actions = np.zeros((n + 1, *space.shape), space.dtype)
+    actions[:n] = np.array(action).reshape(n, *space.shape)
+    columns: dict[str, Any] = {
+        action_name: actions,
+        "reward": np.append(np.array(reward), 0).astype(np.float32),
+        "is_first": np.arange(n + 1) == 0,
+        "terminated": is_last & (discount[-1] == 0),
+        "truncated": is_last & (discount[-1] > 0),
+        "row": np.append(np.zeros(n), RowKind.FINAL).astype(np.uint8),
+        "by": np.append(np.full(n, By.PERSON), 0).astype(np.uint8),
+    }
+    for name, column in spec.obs_columns.items():
+        every = [row[name] for row in (*obs, next_obs[-1])]
+        columns[name] = np.stack(every).astype(column.dtype).reshape(n + 1, *column.shape)
+    if mask[0] is not None:
+        columns["action_mask"] = np.stack([*mask, next_mask[-1]]).astype(np.bool_)
+    meta = ChunkMeta(
+        game=spec.game,
+        schema=spec.schema,
+        session=session,
+        chunk_no=chunk_no,
+        first_step=first_step,
+        n_steps=n,
+        consent="granted",
+        client="bench/1",
+        episodes=(EpisodeNote(row=0),),
+    )
+    return Chunk(meta, columns).validate()
+
+
+def malicious_among(honest: Sequence[Sent], count: int, *, most_active: bool) -> set[bytes]:
+    """The players with the most steps, or those whose steps are closest to the average."""
+    steps = Counter[bytes]()
+    for player, chunk in honest:
+        steps[player] += chunk.meta.n_steps
+    if most_active:
+        return {player for player, _ in steps.most_common(count)}
+    average = steps.total() / len(steps)
+    return set(sorted(steps, key=lambda player: abs(steps[player] - average))[:count])
+
+
+def poisoned(
+    honest: Sequence[Sent], attack: Attack, spec: GameSpec, *, malicious: set[bytes], seed: int
+) -> tuple[list[Sent], int]:
+    """The same chunks with those of some players poisoned, and how many steps that are.
+
+    Sock puppets have another name in each episode.
+    """
+    rng = np.random.default_rng([seed, 2])
+    sent: list[Sent] = []
+    n_false = 0
+    for player, chunk in honest:
+        if player in malicious:
+            chunk = poison(chunk, attack, spec, rng)
+            n_false += chunk.meta.n_steps
+            if attack == "sock_puppets":
+                player = rng.bytes(16)
+                meta = dataclasses.replace(
+                    chunk.meta, session=new_session(0, rng.bytes(10)), chunk_no=0, first_step=0
+                )
+                chunk = Chunk(meta, chunk.columns)
+        sent.append((player, chunk))
+    return sent, n_false
+
+
+def learned(
+    spec: GameSpec, settings: RunSettings, sent: Sequence[Sent], *, updates: int, seed: int
+) -> Learner:
+    """The service's learner after so many updates on these chunks."""
+    config = dataclasses.replace(settings.learner_config(), limiter=None)
+    algorithm = settings.algorithm_type(spec, settings.config)
+    learner = Learner(algorithm, settings.knobs, root_seed=seed, config=config)
+    assert isinstance(learner.source, ReplaySource)
+    for _, chunk in sent:
+        learner.insert(chunk, is_own=False)
+    learner.source.end_sessions()
+    learner.source.measure({chunk.meta.session: player for player, chunk in sent})
+    while learner.counts.updates < updates:
+        report = learner.step(learner.counts.updates / updates)
+        assert not report.must_restore, "too many updates were not finite"
+    return learner
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.offline import recorded
+from bench.offline import learned, malicious_among, poisoned, recorded, sent_by_players
 from bench.people import GAMES
 from understudy.learn.centre import find_centre
+from understudy.training.settings import TrainRequest, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,6 +29,27 @@ def test_steps_of_people_are_recorded_as_transitions():
     assert find_centre(vault.spec(), recorded(vault, vault.spec(), 500, seed=0)) == "obs.grid 5"
     breakout = GAMES["breakout"]
     assert find_centre(breakout.spec(), recorded(breakout, breakout.spec(), 500, seed=0)) == ""
+
+
+def test_some_players_are_poisoned_and_the_learner_accepts_their_chunks():
+    game = GAMES["poker"]
+    spec = game.spec()
+    honest = sent_by_players(game, spec, 1_500, seed=0)
+    assert len({player for player, _ in honest}) == 30
+    average = malicious_among(honest, 3, most_active=False)
+    assert 100 <= poisoned(honest, "reward_lies", spec, malicious=average, seed=0)[1] <= 200
+    malicious = malicious_among(honest, 3, most_active=True)
+    sent, n_false = poisoned(honest, "sock_puppets", spec, malicious=malicious, seed=0)
+    assert 150 <= n_false <= 600
+    changed = [at for at, pair in enumerate(zip(honest, sent, strict=True)) if pair[0] != pair[1]]
+    assert {honest[at][0] for at in changed} == malicious
+    assert len({sent[at][0] for at in changed}) == len(changed), "a name for each episode"
+    request = TrainRequest(
+        algorithm="bc", preset="bc-people", settings={"steps": 64, "batch": 32, "widths": [8]}
+    )
+    learner = learned(spec, resolve(request, spec), sent, updates=64, seed=0)
+    assert learner.counts.skipped_updates == 0
+    assert learner.counts.inserted_steps == sum(chunk.meta.n_steps for _, chunk in sent)
 
 
 def test_a_short_run_prints_the_bots_place():

@@ -1,7 +1,6 @@
 """The gate promotes what is better with the stated confidence, whatever the returns look like."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,123 +15,23 @@ from understudy.models.gate import (
     compare,
     decide_by_checks,
 )
+from understudy.testing.poisoning import (
+    GAMES,
+    Returns,
+    Trial,
+    run_trials,
+    two_peaks,
+    unequal_players,
+    won_or_lost,
+)
 
 SOUND = (ModelCheck("finite", True), ModelCheck("golden", True))
 BOUNDS = Bounds()
-N_EPISODES = 2_000
-"""Episodes of both bots together, in which a candidate must be decided."""
-
 Array = Any
-Returns = Callable[[np.random.Generator, float, Array, Array], Array]
-"""Returns with a mean of `level` on the scale random play = 0, best person = 1; given also the time
-of each episode, from 0 to 1, and the skill of its player, from -1 to 1."""
-
-
-def two_peaks(rng: np.random.Generator, level: float, time: Array, skill: Array) -> Array:
-    n = len(time)
-    return np.where(rng.random(n) < level, rng.normal(1, 0.1, n), rng.normal(0, 0.05, n))
-
-
-def heavy_tails(rng: np.random.Generator, level: float, time: Array, skill: Array) -> Array:
-    return level + 0.15 * rng.standard_t(2, len(time))
-
-
-def constant(rng: np.random.Generator, level: float, time: Array, skill: Array) -> Array:
-    return np.full(len(time), level)
-
-
-def capped(rng: np.random.Generator, level: float, time: Array, skill: Array) -> Array:
-    """Lengths of episodes that end at any step alike, and after 500: random play lasts 20."""
-    means = np.geomspace(1, 1e6, 4_000)
-    wanted = 20 + 480 * min(max(level, 0.0), 0.999)
-    mean = means[np.searchsorted(means * -np.expm1(-500 / means), wanted)]
-    lengths = np.minimum(500, np.ceil(rng.exponential(mean, len(time))))
-    return (lengths - 20) / 480
-
-
-def won_or_lost(rng: np.random.Generator, level: float, time: Array, skill: Array) -> Array:
-    """Random play wins 10 % and the best person 90 %."""
-    return ((rng.random(len(time)) < 0.1 + 0.8 * level) - 0.1) / 0.8
-
-
-def drifting(rng: np.random.Generator, level: float, time: Array, skill: Array) -> Array:
-    return level - 0.5 + time + rng.normal(0, 0.25, len(time))
-
-
-def unequal_players(rng: np.random.Generator, level: float, time: Array, skill: Array) -> Array:
-    return level + 0.6 * skill + rng.normal(0, 0.25, len(time))
-
-
-GAMES: tuple[Returns, ...] = (
-    two_peaks,
-    heavy_tails,
-    constant,
-    capped,
-    won_or_lost,
-    drifting,
-    unequal_players,
-)
-LEVEL = 0.4
-"""How well the champion plays."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Episodes of a candidate and a champion, by players of one game."""
-
-    game: Returns
-    gain: float
-    n_players: int
-    share: float = 0.5
-    n_liars: int = 0
-    lie: float = 0.0
-    """What liars report for the candidate; the opposite for the champion."""
-    first_plays: float = 1.0
-    """How many times as often as the others the first player plays."""
-
-    def decide(self, rng: np.random.Generator, bounds: Bounds = BOUNDS) -> GateDecision:
-        candidate, champion, earlier = self.episodes(rng)
-        return compare(candidate, champion, bounds, earlier=earlier)
-
-    def shares(self) -> list[float]:
-        """The probability that the candidate is drawn, for each episode."""
-        return [self.share] * N_EPISODES
-
-    def episodes(self, rng: np.random.Generator) -> tuple[list[Played], ...]:
-        time = np.linspace(0, 1, N_EPISODES)
-        weights = np.array([self.first_plays] + [1.0] * (self.n_players - 1))
-        player = rng.choice(self.n_players, N_EPISODES, p=weights / weights.sum())
-        skill = np.linspace(-1, 1, self.n_players)[player] if self.n_players > 1 else 0 * time
-        is_candidate = rng.random(N_EPISODES) < np.array(self.shares())
-        returns = np.where(
-            is_candidate,
-            self.game(rng, LEVEL + self.gain, time, skill),
-            self.game(rng, LEVEL, time, skill),
-        )
-        lies = np.where(is_candidate, self.lie, -self.lie)
-        returns = np.where(player < self.n_liars, lies, returns).tolist()
-        played = [
-            Played(at, float(at), returns[at], f"player-{one}", 0, share if chosen else 1 - share)
-            for at, (one, chosen, share) in enumerate(
-                zip(player.tolist(), is_candidate.tolist(), self.shares(), strict=True)
-            )
-        ]
-        earlier = [
-            Played(at, 0.0, value, f"person-{level}")
-            for level in (0.0, 0.25, 0.5, 0.75, 1.0)
-            for at, value in enumerate(self.game(rng, level, np.zeros(40), np.zeros(40)).tolist())
-        ]
-        chosen = is_candidate.tolist()
-        return (
-            [played[at] for at in range(N_EPISODES) if chosen[at]],
-            [played[at] for at in range(N_EPISODES) if not chosen[at]],
-            earlier,
-        )
 
 
 def n_promoted(trial: Trial, count: int, *, seed: int = 0) -> int:
-    rng = np.random.default_rng(seed)
-    return sum(trial.decide(rng).decision == "promote" for _ in range(count))
+    return run_trials(trial, count, seed=seed).promoted
 
 
 def played(returns: Array, *, bot: int, player: str = "") -> list[Played]:
@@ -186,7 +85,8 @@ def test_at_most_one_in_a_hundred_copies_of_the_champion_is_promoted(
 ):
     """Looked at after each of 2,000 episodes; half of the copies play a fifth of them."""
     promoted = sum(
-        n_promoted(Trial(game, 0.0, n_players, share), trials // 2, seed=1) for share in (0.2, 0.5)
+        n_promoted(Trial(game, 0.0, n_players=n_players, share=share), trials // 2, seed=1)
+        for share in (0.2, 0.5)
     )
     print(f"{game.__name__}, {n_players} players: {promoted} of {trials} copies promoted")
     assert promoted <= trials // 100
@@ -207,8 +107,8 @@ def test_no_worse_candidate_is_promoted_and_nine_of_ten_better_ones_are(
     game: Returns, trials: int, n_players: int
 ):
     """Worse by 0.1 and better by 0.2, where random play is 0 and the best person 1."""
-    worse = n_promoted(Trial(game, -0.1, n_players), trials, seed=2)
-    better = n_promoted(Trial(game, 0.2, n_players), trials, seed=3)
+    worse = n_promoted(Trial(game, -0.1, n_players=n_players), trials, seed=2)
+    better = n_promoted(Trial(game, 0.2, n_players=n_players), trials, seed=3)
     print(f"{game.__name__}, {n_players} players: {worse} worse, {better} better of {trials}")
     assert worse == 0
     assert better >= 0.9 * trials - (trials < 100)
@@ -216,7 +116,7 @@ def test_no_worse_candidate_is_promoted_and_nine_of_ten_better_ones_are(
 
 def test_a_candidate_that_is_better_for_one_player_and_worse_for_two_is_not_promoted():
     rng = np.random.default_rng(4)
-    candidate, champion, earlier = Trial(unequal_players, 0.0, 3).episodes(rng)
+    candidate, champion, earlier = Trial(unequal_players, 0.0, n_players=3).episodes(rng)
     gains = {"player-0": 0.5, "player-1": -0.3, "player-2": -0.3}
     candidate = [one._replace(return_=one.return_ + gains[one.player]) for one in candidate]
     assert compare(candidate, champion, BOUNDS, earlier=earlier).decision == "reject"
@@ -246,7 +146,7 @@ def test_too_few_episodes_wait():
 def test_episodes_whose_bot_was_not_drawn_at_random_are_not_compared():
     """Such as those of a client that does not know of the candidate yet, or of chosen opponents."""
     rng = np.random.default_rng(11)
-    candidate, champion, earlier = Trial(two_peaks, 0.3, 3).episodes(rng)
+    candidate, champion, earlier = Trial(two_peaks, 0.3, n_players=3).episodes(rng)
     wanted = compare(candidate, champion, BOUNDS, earlier=earlier)
     for propensity in (None, 1.0, 1e-9):
         others = [
@@ -273,7 +173,7 @@ def test_a_huge_return_counts_no_more_than_the_highest_that_was_known():
 
 def test_one_of_a_few_players_with_absurd_returns_does_not_blind_the_comparison():
     rng = np.random.default_rng(14)
-    candidate, champion, earlier = Trial(won_or_lost, -0.5, 6).episodes(rng)
+    candidate, champion, earlier = Trial(won_or_lost, -0.5, n_players=6).episodes(rng)
     lies = [
         Played(at, 0.0, value, "person-liar")
         for at, value in enumerate(rng.choice([-1e19, 1e9, 1e19], 40).tolist())
@@ -289,11 +189,11 @@ def test_one_of_a_few_players_with_absurd_returns_does_not_blind_the_comparison(
 def test_a_decision_is_the_same_however_often_and_late_it_is_computed():
     for gain, wanted in ((0.3, "promote"), (-0.3, "reject")):
         rng = np.random.default_rng(6)
-        candidate, champion, earlier = Trial(two_peaks, gain, 12).episodes(rng)
+        candidate, champion, earlier = Trial(two_peaks, gain, n_players=12).episodes(rng)
         late = compare(candidate, champion, BOUNDS, earlier=earlier)
         assert late.decision == wanted
         decisions = []
-        for end in range(0, N_EPISODES, 25):
+        for end in range(0, len(candidate) + len(champion), 25):
             known = [
                 [one for one in episodes if one.arrival_no < end]
                 for episodes in (candidate, champion)
@@ -308,7 +208,7 @@ def test_a_decision_is_the_same_however_often_and_late_it_is_computed():
 def test_episodes_of_one_chunk_are_compared_in_the_order_in_which_they_were_played():
     """Many short episodes end in one chunk: its rows tell their order."""
     rng = np.random.default_rng(7)
-    candidate, champion, earlier = Trial(two_peaks, 0.3, 3).episodes(rng)
+    candidate, champion, earlier = Trial(two_peaks, 0.3, n_players=3).episodes(rng)
     chunked = [
         [one._replace(arrival_no=one.arrival_no // 50, row=one.arrival_no % 50) for one in episodes]
         for episodes in (candidate, champion)
@@ -364,7 +264,7 @@ def test_quick_wins_and_slow_losses_do_not_make_a_candidate_seem_better():
 def test_a_clearly_worse_candidate_is_rejected_long_before_the_end():
     rng = np.random.default_rng(8)
     for n_players in (1, 3, 30):
-        found = Trial(unequal_players, -0.5, n_players).decide(rng)
+        found = Trial(unequal_players, -0.5, n_players=n_players).decide(rng)
         assert found.why.startswith("worse: mean return ")
         n_candidate = int(found.why.split(" over ")[1].split()[0])
         assert n_candidate < 250
@@ -373,31 +273,38 @@ def test_a_clearly_worse_candidate_is_rejected_long_before_the_end():
 # --- Liars ----------------------------------------------------------------------------------------
 
 
-def test_a_tenth_of_the_players_cannot_promote_a_worse_bot_nor_prevent_a_better_one():
-    for n_players, n_liars in ((10, 1), (30, 3)):
-        praise = Trial(unequal_players, -0.1, n_players, n_liars=n_liars, lie=1e6)
-        assert n_promoted(praise, 10) == 0
-        slander = Trial(unequal_players, 0.2, n_players, n_liars=n_liars, lie=-1e6)
-        assert n_promoted(slander, 10) >= 9
-
-
 def test_a_player_with_half_of_the_episodes_counts_a_tenth():
-    trial = Trial(unequal_players, -0.1, 20, n_liars=1, lie=1e6, first_plays=20)
-    assert n_promoted(trial, 10) == 0
-    slander = Trial(unequal_players, 0.3, 20, n_liars=1, lie=-1e6, first_plays=20)
+    praise = Trial(unequal_players, -0.1, n_players=20, n_malicious=1, malicious_plays=20)
+    assert n_promoted(praise, 10) == 0
+    slander = replace(praise, gain=0.3, favours_candidate=False)
     assert n_promoted(slander, 10) >= 9
+
+
+def test_names_that_play_little_do_not_widen_the_range():
+    """Ten names with four false returns each: a quarter of the names, 3 % of the episodes."""
+    rng = np.random.default_rng(16)
+    candidate, champion, earlier = Trial(two_peaks, -0.3, n_players=29).episodes(rng)
+    lies = [
+        Played(at, 0.0, value, f"puppet-{name}")
+        for name in range(10)
+        for at, value in enumerate((-100.0, 100.0, -100.0, 100.0))
+    ]
+    decision = compare(candidate, champion, BOUNDS, earlier=[*earlier, *lies])
+    assert decision.decision == "reject"
+    assert "clipped to -0." in decision.why
+    assert 20 <= decision.n_episodes <= len(candidate) + len(champion)
 
 
 def test_a_verdict_says_what_was_compared_and_whether_lies_are_defended_against():
     rng = np.random.default_rng(9)
-    few = Trial(two_peaks, 0.3, 3).decide(rng).why
+    few = Trial(two_peaks, 0.3, n_players=3).decide(rng).why
     assert few.startswith("better: mean return 0.")
     assert "the champion's 0." in few
     assert (
         "with 99% confidence, trial 1); players: 3, fewer than 10, so false returns are not "
         "guarded against" in few
     )
-    many = Trial(two_peaks, 0.3, 30).decide(rng).why
+    many = Trial(two_peaks, 0.3, n_players=30).decide(rng).why
     assert many.endswith("players: 30, of whom any 3 may lie")
     assert "players" not in judge(np.ones(400), np.zeros(400)).why.split("confidence")[1]
 
@@ -421,14 +328,6 @@ def test_bounds_that_prove_nothing_are_rejected(wrong: dict[str, float]):
 
 
 # --- Shares and errors ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class GrowingTrial(Trial):
-    """A trial whose candidate plays more, the longer the trial lasts, as the gate lets it."""
-
-    def shares(self) -> list[float]:
-        return [BOUNDS.share_after(at) for at in range(N_EPISODES)]
 
 
 def test_a_canary_starts_small_and_doubles_its_share_with_every_ten_episodes():
@@ -459,7 +358,7 @@ def test_a_canary_starts_small_and_doubles_its_share_with_every_ten_episodes():
 def test_a_growing_share_promotes_no_more_copies_of_the_champion(
     game: Returns, trials: int, n_players: int
 ):
-    promoted = n_promoted(GrowingTrial(game, 0.0, n_players), trials, seed=1)
+    promoted = n_promoted(Trial(game, 0.0, n_players=n_players), trials, seed=1)
     print(f"{game.__name__}, {n_players} players: {promoted} of {trials} copies promoted")
     assert promoted <= trials // 100
 
@@ -474,7 +373,7 @@ def test_the_errors_of_all_candidates_of_a_schema_sum_up_to_the_life_error():
 
 def test_a_candidate_that_waits_shows_how_far_it_has_come():
     rng = np.random.default_rng(15)
-    candidate, champion, earlier = Trial(won_or_lost, 0.3, 3).episodes(rng)
+    candidate, champion, earlier = Trial(won_or_lost, 0.3, n_players=3, share=0.5).episodes(rng)
     evidence = []
     for end in (18, 60, 120):
         known = [
@@ -492,7 +391,7 @@ def test_a_candidate_that_waits_shows_how_far_it_has_come():
 
 def test_a_late_candidate_needs_more_evidence_and_the_verdict_states_it():
     rng = np.random.default_rng(10)
-    candidate, champion, earlier = Trial(two_peaks, 0.3, 3).episodes(rng)
+    candidate, champion, earlier = Trial(two_peaks, 0.3, n_players=3).episodes(rng)
     first, late = (
         compare(candidate, champion, BOUNDS, earlier=earlier, trial_no=trial_no)
         for trial_no in (1, 30)

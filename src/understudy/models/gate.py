@@ -10,6 +10,7 @@ most `error` (decision 18). A decision depends only on the episodes, not on when
 """
 
 import bisect
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -126,6 +127,8 @@ class GateDecision:
     why: str
     evidence: float = 0.0
     """How far a candidate that waits has come on the way to a proof that it is better, up to 1."""
+    n_episodes: int = 0
+    """Episodes of both bots after which a comparison was decided; 0 without one."""
 
 
 def decide_by_checks(
@@ -261,7 +264,7 @@ def compare(
             if n_liars
             else f"fewer than {_MIN_PLAYERS_FOR_DEFENCE}, so false returns are not guarded against"
         )
-    return GateDecision(decision, why)
+    return GateDecision(decision, why, n_episodes=n_compared)
 
 
 def _may_compare(canary_share: float | None, bounds: Bounds) -> bool:
@@ -275,29 +278,50 @@ def _may_compare(canary_share: float | None, bounds: Bounds) -> bool:
 def _range(earlier: Sequence[Played], tail: float) -> tuple[float, float]:
     """Each player's range without these tails, without the most extreme tenth of the players.
 
-    Nor do players count whose returns are far beyond all known sizes: with them, all others would
-    seem alike.
+    That is a tenth of the players and of their episodes, since a player can have many names which
+    play little. Nor do players count whose returns are far beyond all known sizes: with them, all
+    others would seem alike.
     """
     by_player: dict[str, list[float]] = {}
     for episode in earlier:
         by_player.setdefault(episode.player, []).append(episode.return_)
     ends = np.array([np.quantile(mine, (tail, 1 - tail)) for mine in by_player.values()])
+    n_episodes = np.array([len(mine) for mine in by_player.values()])
     sizes = np.abs(ends).max(axis=1)
     if len(ends) >= _MIN_PLAYERS_TO_DIFFER and np.median(sizes) > 0:
-        ends = ends[sizes <= _FAR * np.median(sizes)]
-    ends = np.sort(ends, axis=0)
-    n_liars = _n_liars(len(ends))
-    low = float(ends[n_liars, 0])
-    high = float(ends[-1 - n_liars, 1])
+        is_near = sizes <= _FAR * np.median(sizes)
+        ends = ends[is_near]
+        n_episodes = n_episodes[is_near]
+    low = _without_liars(ends[:, 0], n_episodes)
+    high = -_without_liars(-ends[:, 1], n_episodes)
     if high > low:
         return low, high
     margin = max(abs(low), 1.0) / 2  # all alike so far: leave room on both sides
     return low - margin, low + margin
 
 
+def _without_liars(ends: NDArray[np.float64], n_episodes: NDArray[np.int_]) -> float:
+    """The lowest end after those of liars: a tenth of the players, and of the episodes."""
+    n_liars = _n_liars(len(ends))
+    order = np.argsort(ends)
+    if n_liars:
+        n_before = np.cumsum(n_episodes[order])
+        n_liars = max(n_liars, 1 + int(np.searchsorted(n_before, n_before[-1] / 10)))
+    return float(ends[order[min(n_liars, len(ends) - 1)]])
+
+
 def _n_liars(n_players: int) -> int:
     """How many players may lie: a tenth of them, rounded up; none below ten players."""
     return math.ceil(n_players / 10) if n_players >= _MIN_PLAYERS_FOR_DEFENCE else 0
+
+
+def _n_silent(weight: NDArray[np.float64]) -> int:
+    """A tenth of the players, without those with the least weight, who have a tenth of it together.
+
+    So the names that a player invents do not let a bet ignore more of the others.
+    """
+    most = np.cumsum(np.sort(weight)[::-1])
+    return math.ceil((1 + int(np.searchsorted(most, 0.9 * most[-1] - 1e-9))) / 9)
 
 
 class _Draws(NamedTuple):
@@ -347,7 +371,8 @@ class _Bet:
     A player's weight is limited to a tenth, or to 2 / players if that is more. From ten players on,
     the tenth of them with the lowest mean so far has no weight, so that a few liars cannot prevent
     a proof; and the proof must also hold, with less confidence, without the tenth with the most
-    evidence, whoever they are.
+    evidence, whoever they are. Both are tenths of the players and of what they have played: one
+    person can play under many names.
     """
 
     def __init__(self, draws: _Draws, sign: int, error: float) -> None:
@@ -361,6 +386,9 @@ class _Bet:
         used: dict[int, float] = {}
         all_used = 0.0
         most_used = 0.0
+        all_seen = 0.0
+        n_silent = 0
+        count_at = 0
         means: dict[int, tuple[float, float]] = {}  # each player's mean gain, and its weight
         ranked: list[tuple[float, int]] = []  # the players by mean gain
         for at, (player, gain, weight) in enumerate(
@@ -373,7 +401,11 @@ class _Bet:
         ):
             mean, seen = means.get(player, (0.0, 0.0))
             means[player] = (mean + (gain - mean * weight) / (seen + weight), seen + weight)
+            all_seen += weight
             n_players = len(means)
+            if at >= count_at:
+                n_silent = _n_silent(np.array([seen for _, seen in means.values()]))
+                count_at = at + at // 16
             share = max(0.1, 2 / n_players)
             mine = used.get(player, 0.0)
             if share < 1:
@@ -381,7 +413,11 @@ class _Bet:
             if seen:
                 rank = bisect.bisect_left(ranked, (mean, player))
                 del ranked[rank]
-                if rank < _n_liars(n_players):
+                lower = (means[other][1] for _, other in itertools.islice(ranked, rank))
+                if n_players >= _MIN_PLAYERS_FOR_DEFENCE and (
+                    rank < n_silent
+                    or all(below < all_seen / 10 for below in itertools.accumulate(lower))
+                ):
                     weight = 0.0
             bisect.insort(ranked, (means[player][0], player))
             self._weight[at] = weight
@@ -405,9 +441,13 @@ class _Bet:
             np.add.at(by_player, player[n_added : at + 1], growth[n_added : at + 1])
             n_added = at + 1
             n_liars = _n_liars(int(n_players[at]))
-            highest = np.sort(by_player, axis=0)[len(by_player) - n_liars :]
-            honest = by_player.sum(axis=0) - np.maximum(highest, 0).sum(axis=0)
-            if not n_liars or _capital(honest) >= math.log(1 / _ERROR_WITH_LIARS):
+            if not n_liars:
+                return int(at)
+            full_weight = self._draws.chance[: at + 1] * (1 - self._draws.chance[: at + 1])
+            weight = np.zeros(len(by_player))
+            np.add.at(weight, player[: at + 1], full_weight)
+            honest = by_player.sum(axis=0) - _most_evidence(by_player, weight, n_liars)
+            if _capital(honest) >= math.log(1 / _ERROR_WITH_LIARS):
                 return int(at)
         return len(player)
 
@@ -441,6 +481,23 @@ class _Bet:
         max_loss = draws.max_loss[0 if sign > 0 else 1] + (1 - draws.chance) * max(difference, 0)
         bets = np.minimum(self._stake[:, None] * _BETS, (_MAX_LOSS / max_loss)[:, None])
         return np.asarray(np.log1p(bets * gain[:, None]))
+
+
+def _most_evidence(
+    growth: NDArray[np.float64], weight: NDArray[np.float64], n_liars: int
+) -> NDArray[np.float64]:
+    """The most that so many players, or players with a tenth of the weight, add to each capital.
+
+    `growth`: float64[players, bets]. The second bound is for players with many names.
+    """
+    gains = np.maximum(growth, 0)
+    by_count = np.sort(gains, axis=0)[len(gains) - n_liars :].sum(axis=0)
+    # Those with the most evidence for their weight come first; the last may exceed the tenth.
+    order = np.argsort(-gains / np.maximum(weight, 1e-300)[:, None], axis=0)
+    before = np.cumsum(weight[order], axis=0) - weight[order]
+    is_within = before < weight.sum() / 10
+    by_weight = (np.take_along_axis(gains, order, axis=0) * is_within).sum(axis=0)
+    return np.asarray(np.maximum(by_count, by_weight))
 
 
 def _capital(growth: NDArray[np.float64]) -> NDArray[np.float64]:
