@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from understudy.learn.outliers import believable, is_believable, obs_limits, reward_size
+from tests.learn.sessions import GAME, Piece, session_id
+from tests.learn.test_replay import steps
+from understudy.algorithm import Transitions
+from understudy.learn.outliers import (
+    believable,
+    is_believable,
+    obs_limits,
+    reward_size,
+    step_weights,
+)
+from understudy.learn.replay import HostReplay, ReplayConfig, ReplaySource
 
 
 @pytest.mark.parametrize(
@@ -20,6 +30,45 @@ from understudy.learn.outliers import believable, is_believable, obs_limits, rew
 )
 def test_the_largest_size_is_that_of_most_players(sizes: list[float], largest: float):
     assert believable(sizes) == largest
+
+
+@pytest.mark.parametrize(
+    ("n_steps", "share"),
+    [
+        ([900] + [10] * 29, 0.1),
+        ([500, 500, 400] + [10] * 27, 0.1),
+        ([300, 10, 10, 10, 10], 0.4),
+        ([5, 1], 5 / 6),
+        ([7] * 30, 1 / 30),
+        ([9], 1.0),
+        ([0, 0, 9], 1.0),
+    ],
+)
+def test_no_player_has_more_than_a_tenth_of_what_is_learned(n_steps: list[int], share: float):
+    learned = np.array(n_steps) * step_weights(n_steps)
+    assert max(learned) / sum(learned) == pytest.approx(share)
+    assert min(step_weights(n_steps)) == 1.0 or min(n_steps) * 1.0 in learned
+    assert step_weights([]) == []
+
+
+def test_steps_of_who_plays_most_weigh_less_in_a_draw():
+    replay = HostReplay(GAME, Transitions(batch=256), ReplayConfig(capacity=4_096))
+    source = ReplaySource(replay, None, updates=8, batch=256, root_seed=0)
+    lengths = [600, *[20] * 29]
+    for session, length in enumerate(lengths):
+        replay.insert(Piece(session, 0, steps(length)).chunk())
+        replay.close(session_id(session))
+    players = {session_id(session): bytes([session]) for session in range(30)}
+    source.measure(players)
+    batch = source.draw(0, importance_exponent=0.0)
+    of_first = batch.obs["obs"][..., 1] == 0
+    share = batch.weight[of_first].sum() / batch.weight.sum()
+    assert share == pytest.approx(0.1, abs=0.02)
+    assert of_first.mean() == pytest.approx(600 / sum(lengths), abs=0.05)
+    # All by one player, or by players who play alike: nothing is changed.
+    source.weighed_steps = -1
+    source.measure(dict.fromkeys(players, b"one"))
+    assert (source.draw(1, importance_exponent=0.0).weight == 1).all()
 
 
 def test_a_rare_prize_is_believed_and_an_absurd_one_is_not():

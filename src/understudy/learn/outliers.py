@@ -1,8 +1,8 @@
-"""Outliers: the sizes of rewards and observations that most players have.
+"""Outliers: what a few players must not decide, though their steps say it or are many.
 
 A few players' false numbers must decide neither the scale of rewards nor that of observations. So
 each player's range is found first, and then that of most players, however many steps one of them
-has recorded.
+has recorded. Nor must a player who plays much more than the others decide what is learned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,8 @@ _VERY_FAR = 1e6
 """The same, relative to the median of the player's own rewards."""
 _LARGEST_REWARD = 1e6
 """Games with larger rewards are scaled down to this: squares of float32 overflow from 1e19 on."""
+_MAX_SHARE = 0.1
+"""The largest share of the steps that a player has in what is learned, or 2 / players if more."""
 _ROOM = 5.0
 """How many times the range of most players an observation may be outside of it."""
 
@@ -50,6 +52,23 @@ class Limits:
             for name, ends in self.obs.items()
         }
         return batches._replace(reward=reward.astype(np.float32), weight=weight, obs_limits=limits)
+
+
+def step_weights(n_steps: Sequence[int]) -> list[float]:
+    """The weight of each player's steps, 1 or less, so that no player has too large a share."""
+    steps = np.asarray(n_steps, np.float64)
+    share = max(_MAX_SHARE, 2 / max(1, len(steps)))
+    weights = np.ones(len(steps))
+    is_capped = np.zeros(len(steps), np.bool_)
+    # To reduce the share of some increases that of the others, until no more are above the limit.
+    while share < 1 and (is_more := steps * weights > share * (steps @ weights) * (1 + 1e-9)).any():
+        is_capped |= is_more
+        others = steps[~is_capped].sum()
+        if others == 0 or share * is_capped.sum() >= 1:
+            break
+        each = share * others / (1 - share * is_capped.sum())
+        weights = np.where(is_capped, each / np.maximum(steps, 1), 1.0)
+    return [float(weight) for weight in weights]
 
 
 def n_unlike(n_players: int) -> int:

@@ -9,6 +9,7 @@ sampled and when they are evicted.
 
 import math
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -21,7 +22,13 @@ from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
 from understudy.experience.chunk import Chunk, ChunkId
 from understudy.experience.game import GameSpec
-from understudy.learn.outliers import Limits, believable, obs_limits, reward_size
+from understudy.learn.outliers import (
+    Limits,
+    believable,
+    obs_limits,
+    reward_size,
+    step_weights,
+)
 from understudy.learn.ring import Edit, Placed, ReadChunks, Ring
 from understudy.learn.rows import (
     ACTION,
@@ -230,6 +237,20 @@ class HostReplay:
     def chunks_of(self, rows: NDArray[np.int64]) -> list[ChunkId]:
         """The chunks that the transitions at these rows come from, each once."""
         return self._ring.chunks_of(rows)
+
+    def player_weights(self, players: Mapping[uuid.UUID, bytes]) -> NDArray[np.float32] | None:
+        """The weight of each row by its player, float32[capacity]; None if all are 1."""
+        steps: Counter[bytes] = Counter()
+        for (session, _), n_steps in self.steps_of_chunks().items():
+            steps[players.get(session, session.bytes)] += n_steps
+        weights = dict(zip(steps, step_weights(list(steps.values())), strict=True))
+        if min(weights.values(), default=1.0) == 1.0:
+            return None
+        rows = np.ones(self.capacity, np.float32)
+        for (session, _), span in self._ring.spans.items():
+            weight = weights[players.get(session, session.bytes)]
+            rows[span.start : span.start + span.n_rows] = weight
+        return rows
 
     def limits(self, players: Mapping[uuid.UUID, bytes]) -> Limits:
         """The limits of rewards and observations, by the players of these sessions."""
@@ -491,6 +512,10 @@ class ReplaySource:
     """What the steps of most players allow to believe; None for play of the run's own actors."""
     measured_steps: int = 0
     """Steps that had been inserted when the limits were measured."""
+    weights: NDArray[np.float32] | None = None
+    """Of each row, so that no player decides alone what is learned; None: all are 1."""
+    weighed_steps: int = -1
+    """Steps that had been inserted when these weights were computed."""
     _drawn: Drawn | None = None
 
     def insert(self, chunk: Chunk) -> int:
@@ -529,14 +554,22 @@ class ReplaySource:
         if self.limiter is not None:
             self.limiter.sampled(self.rows_per_call)
         batches = self._drawn.batches
+        if self.weights is not None:
+            batches = batches._replace(weight=batches.weight * self.weights[self._drawn.rows])
         return batches if self.limits is None else self.limits.apply(batches)
 
     def measure(self, players: Mapping[uuid.UUID, bytes]) -> None:
-        """Find the limits, by the players of sessions; again whenever the steps have doubled."""
+        """Find the limits and weights, by the players of sessions.
+
+        The limits are found again whenever the steps have doubled.
+        """
         n_steps = self.replay.n_steps_inserted
         if self.limits is None or n_steps >= 2 * self.measured_steps:
             self.limits = self.replay.limits(players)
             self.measured_steps = n_steps
+        if n_steps != self.weighed_steps:
+            self.weights = self.replay.player_weights(players)
+            self.weighed_steps = n_steps
 
     def feedback(self, feedback: Feedback) -> Sequence[ChunkId]:
         """Set the priorities of the last draw; evicts and returns chunks that made updates fail."""
