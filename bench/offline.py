@@ -8,6 +8,8 @@
                                                          malicious, with each attack of
                                                          understudy.testing.poisoning; writes
                                                          --out, if it is given
+    python bench/offline.py poker rank --seeds 2         orders 30 policies by recorded steps alone,
+                                                         and compares that with their true returns
 
 The five people of the game (`bench/people.py`) play in turn until there are so many steps. The
 algorithm trains on them as the learner service does: from new weights, with the preset's batch and
@@ -17,6 +19,11 @@ service's temperature. On the printed scale the average person is 0 and the best
 
 With --poison, the steps are chunks of players and go through the service's replay, which leaves out
 what most players' steps do not allow to believe. On the scale of this table random play is 0.
+
+`rank` makes 30 policies: bc and iql after many and few updates on many and few steps, each at four
+temperatures, mixtures with random play, a clone whose actions are shuffled, and random play. It
+writes Spearman's correlation of their estimated values (`learn/ranking.py`) with their true returns
+to bench/results/ranking.json.
 """
 
 import argparse
@@ -41,7 +48,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from bench.machine import commit, machine  # noqa: E402
+from bench.machine import commit, load_average, machine  # noqa: E402
 from bench.people import GAMES, PeopleGame, Person, play  # noqa: E402
 from bench.players import scale_of, true_returns  # noqa: E402
 from understudy.algorithm import Batch, Schedule  # noqa: E402
@@ -50,6 +57,7 @@ from understudy.experience.chunk import By, Chunk, ChunkMeta, EpisodeNote, RowKi
 from understudy.experience.game import GameSpec  # noqa: E402
 from understudy.learn.centre import find_centre  # noqa: E402
 from understudy.learn.learner import Learner  # noqa: E402
+from understudy.learn.ranking import Choices, Estimate, RankingConfig, estimates  # noqa: E402
 from understudy.learn.replay import ReplaySource  # noqa: E402
 from understudy.nn.policy import Policy  # noqa: E402
 from understudy.release.schedule import LearningSchedule  # noqa: E402
@@ -62,6 +70,7 @@ N_PLAYERS = 30
 MALICIOUS_SHARES = (0.01, 0.05, 0.1)
 TOLERANCE = 0.05
 """How far below the clean bot a poisoned one may be."""
+RANKING = ROOT / "bench" / "results" / "ranking.json"
 
 
 def main() -> int:
@@ -70,7 +79,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("game", choices=sorted(GAMES))
-    parser.add_argument("algorithm", choices=("bc", "iql"))
+    parser.add_argument("algorithm", choices=("bc", "iql", "rank"))
     parser.add_argument("--steps", type=int, default=30_000, help="steps of people")
     parser.add_argument("--updates", type=int, help="default: those of the service")
     parser.add_argument("--seeds", type=int, default=1)
@@ -89,6 +98,10 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="file for the result of --poison")
     options = parser.parse_args()
+    if options.algorithm == "rank":
+        for seed in range(options.seeds):
+            _rank(GAMES[options.game], options.steps, options.episodes, seed=seed)
+        return 0
     schedule = LearningSchedule()
     updates = options.updates or getattr(schedule, f"{options.algorithm}_updates")
     game = GAMES[options.game]
@@ -132,12 +145,12 @@ class _Recorder:
 
     def __init__(self, spec: GameSpec) -> None:
         self.rows: list[tuple[Any, ...]] = []
-        self._columns = list(spec.obs_columns)
+        self._spec = spec
         self._open: list[Any] | None = None
 
     def acted(self, obs: Any, action: Any, *, action_mask: Any = None) -> None:
         self._close(obs, action_mask, discount=1.0)
-        self._open = [self._flat(obs), action, 0.0, action_mask]
+        self._open = [_columns(self._spec, obs), action, 0.0, action_mask]
 
     def reward(self, reward: float) -> None:
         assert self._open is not None
@@ -149,17 +162,21 @@ class _Recorder:
     def _close(self, obs: Any, action_mask: Any, *, discount: float) -> None:
         if self._open is not None:
             before, action, reward, mask = self._open
-            self.rows.append((before, action, reward, self._flat(obs), discount, mask, action_mask))
+            self.rows.append(
+                (before, action, reward, _columns(self._spec, obs), discount, mask, action_mask)
+            )
             self._open = None
 
-    def _flat(self, obs: Any) -> dict[str, Any]:
-        columns = {}
-        for name in self._columns:
-            value = obs
-            for part in name.split(".")[1:]:
-                value = value[part]
-            columns[name] = np.asarray(value)
-        return columns
+
+def _columns(spec: GameSpec, obs: Any) -> dict[str, Any]:
+    """An observation of an env as columns."""
+    columns = {}
+    for name in spec.obs_columns:
+        value = obs
+        for part in name.split(".")[1:]:
+            value = value[part]
+        columns[name] = np.asarray(value)
+    return columns
 
 
 def recorded(game: PeopleGame, spec: GameSpec, n_steps: int, *, seed: int) -> Batch:
@@ -406,6 +423,177 @@ def learned(
         report = learner.step(learner.counts.updates / updates)
         assert not report.must_restore, "too many updates were not finite"
     return learner
+
+
+# --- Ranking --------------------------------------------------------------------------------------
+
+_TRAININGS = {
+    "bc": ("bc", 1.0, 2_048),
+    "bc of few steps": ("bc", 0.1, 512),
+    "bc of few updates": ("bc", 1.0, 64),
+    "iql": ("iql", 1.0, 4_096),
+    "iql of few steps": ("iql", 0.1, 1_024),
+    "iql of few updates": ("iql", 1.0, 256),
+}
+"""Algorithm, share of the steps, and updates."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Choosing:
+    """How a policy chooses by the logits of a training."""
+
+    training: str
+    temperature: float = 0.25
+    noise: float = 0.0
+    """Share of random choices."""
+    is_shuffled: bool = False
+    """Whether each action stands for the next one."""
+
+    def chances(self, logits: Any, mask: Any) -> Any:
+        """float64[rows, actions]"""
+        logits = np.roll(logits, int(self.is_shuffled), axis=1).astype(np.float64)
+        is_valid = np.ones(logits.shape, np.bool_)
+        if mask is not None:
+            is_valid = mask | ~mask.any(1, keepdims=True)
+        logits = np.where(is_valid, logits, -np.inf) / self.temperature
+        odds = np.exp(logits - logits.max(1, keepdims=True))
+        own = odds / odds.sum(1, keepdims=True)
+        return (1 - self.noise) * own + self.noise * is_valid / is_valid.sum(1, keepdims=True)
+
+    def __str__(self) -> str:
+        shuffled = ", shuffled" if self.is_shuffled else ""
+        return f"{self.training} at {self.temperature:g}, noise {self.noise:g}{shuffled}"
+
+
+_POLICIES = (
+    *(
+        _Choosing(training=training, temperature=temperature)
+        for training in _TRAININGS
+        for temperature in (0.05, 0.25, 0.5, 1.0)
+    ),
+    *(_Choosing(training=name, noise=noise) for name in ("bc", "iql") for noise in (0.3, 0.6)),
+    _Choosing(training="bc", noise=1.0),
+    _Choosing(training="bc", is_shuffled=True),
+)
+
+
+def _rank(game: PeopleGame, n_steps: int, episodes: int, *, seed: int) -> None:
+    """Add a game and seed to the result file."""
+    spec = game.spec()
+    steps = recorded(game, spec, n_steps, seed=seed)
+    policies = {}
+    for name, (algorithm, share, updates) in _TRAININGS.items():
+        request = TrainRequest(
+            algorithm=algorithm,
+            preset=f"{algorithm}-people",
+            settings={"steps": updates, "horizon": updates},
+        )
+        some = jax.tree.map(lambda column, n=int(share * n_steps): column[:n], steps)
+        policies[name] = trained(spec, resolve(request, spec), some, updates=updates, seed=seed)
+
+    def chances(choosing: _Choosing, obs: Any, mask: Any) -> Any:
+        return choosing.chances(policies[choosing.training].outputs(obs)["logits"], mask)
+
+    def all_chances(obs: Any, mask: Any) -> Any:
+        return np.stack([chances(policy, obs, mask).astype(np.float32) for policy in _POLICIES])
+
+    choices = Choices(
+        all_chances(steps.obs, steps.action_mask),
+        all_chances(steps.next_obs, steps.next_action_mask),
+    )
+    clone = _POLICIES.index(_Choosing(training="bc", temperature=1.0))
+    began_s = time.monotonic()
+    ranked = estimates(
+        spec,
+        steps._replace(discount=steps.discount * np.float32(0.99)),
+        choices,
+        recorded=choices.now[clone],
+        config=RankingConfig(),
+        seed=seed,
+    )
+    minutes = (time.monotonic() - began_s) / 60
+    returns = [
+        _returns(game, lambda obs, mask, p=policy: chances(p, obs, mask), episodes, seed=seed)
+        for policy in _POLICIES
+    ]
+    _write(game.name, seed, ranked, returns, n_steps=n_steps, minutes=minutes)
+
+
+def _returns(game: PeopleGame, chances: Any, episodes: int, *, seed: int) -> Any:
+    """float64[episodes]: true returns of a policy, which plays all episodes at once."""
+    rng = np.random.default_rng([seed, episodes])
+    spec = game.spec()
+    with contextlib.ExitStack() as stack:
+        envs = [stack.enter_context(contextlib.closing(game.make())) for _ in range(episodes)]
+        now = [env.reset(seed=1_000_000 + number) for number, env in enumerate(envs)]
+        returns = np.zeros(episodes)
+        live = list(range(episodes))
+        while live:
+            rows = [_columns(spec, now[number][0]) for number in live]
+            obs = {name: np.stack([row[name] for row in rows]) for name in spec.obs_columns}
+            mask = None
+            if game.has_action_mask:
+                mask = np.stack([now[number][1]["action_mask"] for number in live])
+            drawn = chances(obs, mask).cumsum(1) < rng.random((len(live), 1))
+            actions = np.minimum(drawn.sum(1), drawn.shape[1] - 1)
+            still = []
+            for number, action in zip(live, actions.tolist(), strict=True):
+                after, reward, terminated, truncated, info = envs[number].step(action)
+                now[number] = (after, info)
+                returns[number] += float(reward)
+                if not terminated and not truncated:
+                    still.append(number)
+            live = still
+    return returns
+
+
+def spearman(first: Any, second: Any) -> float:
+    """Spearman's rank correlation; equal numbers share the mean of their ranks."""
+
+    def ranks(values: Any) -> Any:
+        _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ends = counts.cumsum()
+        return (ends - (counts + 1) / 2)[places]
+
+    return float(np.corrcoef(ranks(first), ranks(second))[0, 1])
+
+
+def _write(
+    game: str,
+    seed: int,
+    ranked: list[Estimate],
+    returns: list[Any],
+    *,
+    n_steps: int,
+    minutes: float,
+) -> None:
+    truth = [float(own.mean()) for own in returns]
+    correlation = spearman([estimate.value for estimate in ranked], truth)
+    rows = [
+        {
+            "policy": str(policy),
+            "true_return": round(mean, 3),
+            "standard_error": round(float(own.std() / len(own) ** 0.5), 3),
+            "value": round(estimate.value, 3),
+            "support": round(estimate.support, 3),
+        }
+        for policy, mean, own, estimate in zip(_POLICIES, truth, returns, ranked, strict=True)
+    ]
+    result: dict[str, Any] = (
+        json.loads(RANKING.read_text()) if RANKING.exists() else {"format": 1, "runs": {}}
+    )
+    result["runs"][f"{game}, seed {seed}"] = {
+        "spearman": round(correlation, 3),
+        "steps": n_steps,
+        "episodes": len(returns[0]),
+        "minutes_of_ranking": round(minutes, 2),
+        "load_average": load_average(),
+        "commit": commit(),
+        "machine": machine(),
+        "policies": rows,
+    }
+    RANKING.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{game}, seed {seed}: Spearman {correlation:.2f} ({minutes:.1f} minutes)", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,16 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from bench.offline import learned, malicious_among, poisoned, recorded, sent_by_players
+from bench.offline import (
+    learned,
+    malicious_among,
+    poisoned,
+    recorded,
+    sent_by_players,
+    spearman,
+)
 from bench.people import GAMES
 from understudy.learn.centre import find_centre
 from understudy.training.settings import TrainRequest, resolve
@@ -61,3 +69,10 @@ def test_a_short_run_prints_the_bots_place():
     what, _, place = ran.stdout.strip().partition(": ")
     assert what == "cartpole bc, 2000 steps, 256 updates, seed 0, centre ''"
     assert float(place.split(" ")[0]) > 0
+
+
+def test_spearman_compares_ranks_and_shares_them_among_equals():
+    assert spearman([1, 2, 3, 40], [-1, 0, 7, 8]) == pytest.approx(1.0)
+    assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)
+    # Ranks 0, 1, 2, 3 and 0.5, 0.5, 2, 3.
+    assert spearman([1, 2, 3, 4], [5, 5, 6, 7]) == pytest.approx(0.9487, abs=1e-4)

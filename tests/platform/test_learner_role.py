@@ -60,6 +60,7 @@ SCHEDULE = LearningSchedule(
     bc_updates=256,
     improve_with="dqn",
     improve_steps=1,
+    ranking_updates=0,
     dqn_updates=64,
     dqn_steps=1_000,
     updates_per_step=0.2,
@@ -410,6 +411,54 @@ def test_with_more_steps_candidates_are_trained_anew_and_replace_an_undecided_on
     assert models[4].lineage.parent == 3
     assert models[4].lineage.config["temperature"] == 0.25
     assert models[4].lineage.steps >= 4 * models[3].lineage.steps
+
+
+RANKED = replace(
+    CONFIG,
+    schedule=replace(
+        SCHEDULE, improve_with="iql", improve_steps=2_000, iql_updates=64, ranking_updates=128
+    ),
+    settings={"bc": SMALL, "iql": SMALL},
+)
+
+
+def test_candidates_of_bc_and_iql_are_ranked_and_the_best_is_released(made: Recording):
+    made.play(person(0.5), 60)
+    with role_of(made, RANKED) as role:
+        status = until_idle(role)
+    assert (status["champion"], status["canary"], status["phase"]) == (1, 2, "iql")
+    registry = made.registry()
+    lineage = registry.catalogue("cart").models[2].lineage
+    ranking = lineage.config["ranking"]
+    assert [(row["algorithm"], row["temperature"]) for row in ranking] == [
+        (algorithm, temperature)
+        for algorithm in ("bc", "iql")
+        for temperature in (0.05, 0.25, 0.5, 1.0)
+    ]
+    best = max((row for row in ranking if row["support"] >= 0.9), key=lambda row: row["value"])
+    assert lineage.algorithm == best["algorithm"]
+    assert lineage.config["temperature"] == best["temperature"]
+    assert lineage.metrics["updates"] == {"bc": 256, "iql": 64}[best["algorithm"]]
+
+
+def test_a_ranking_that_was_killed_is_computed_again_with_the_same_result(
+    made: Recording, tmp_path: Path
+):
+    made.play(person(0.5), 60)
+    shutil.copytree(made.data.root, tmp_path / "copy")
+    with role_of(made, RANKED) as role:
+        until_idle(role)
+    whole = made.registry().catalogue("cart").models[2]
+    again = recording(DataFolder(tmp_path / "copy"))
+    with role_of(again, RANKED) as role:
+        while (game := role._games.get("cart")) is None or game._ranking is None:
+            assert role.step()
+        role._games.clear()  # as after kill -9: nothing is saved or closed
+    with role_of(again, RANKED) as role:
+        until_idle(role)
+    resumed = again.registry().catalogue("cart").models[2]
+    assert resumed.lineage.config == whole.lineage.config
+    assert resumed.policy_sha256 == whole.policy_sha256
 
 
 @pytest.mark.parametrize("has_begun", [False, True])

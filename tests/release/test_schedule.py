@@ -156,6 +156,7 @@ def test_the_schedule_is_shown_as_text():
     [
         {"first_steps": 0},
         {"iql_updates": 0},
+        {"ranking_updates": -1},
         {"growth": 1.0},
         {"updates_per_step": 0.0},
         {"temperature": 0.0},

@@ -190,6 +190,12 @@ class LearnerSection:
         1,
         description="Training updates of a candidate of iql before it is released.",
     )
+    ranking_updates: int = setting(
+        _SCHEDULE.ranking_updates,
+        0,
+        description="Updates by which candidates of bc and iql are ranked on recorded steps before "
+        "one is released; 0: always the one of iql.",
+    )
     dqn_updates: int = setting(
         _SCHEDULE.dqn_updates, 1, description="Training updates of dqn between two candidates."
     )

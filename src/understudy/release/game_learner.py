@@ -18,7 +18,7 @@ import hashlib
 import math
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -39,6 +39,7 @@ from understudy.models.gate import Bounds, GateDecision, ModelCheck, Played
 from understudy.models.manifest import Lineage, model_name
 from understudy.models.registry import Registry
 from understudy.nn.policy import Policy
+from understudy.release.candidate_ranking import MAX_STEPS, CandidateRanking, may_rank
 from understudy.release.gatekeeper import Gatekeeper, held_out_play
 from understudy.release.model_check import Budget
 from understudy.release.people_check import check_with_people
@@ -214,9 +215,17 @@ class GameTraining:
         """Steps inserted into the replay so far, including those that have left it."""
         return self.engine.learner.counts.inserted_steps
 
-    def lineage(self) -> Lineage:
-        """How the current policy was trained, for its manifest."""
+    def lineage(
+        self, *, temperature: float | None = None, ranking: Sequence[Mapping[str, Any]] = ()
+    ) -> Lineage:
+        """How the current policy was trained, for its manifest.
+
+        `temperature`: at which it is released, if not the schedule's. `ranking`: the estimates by
+        which it was chosen.
+        """
         config = self._context.config
+        if temperature is None:
+            temperature = 1.0 if self.algorithm == "dqn" else config.schedule.temperature
         metrics = {name: value for name, value in self._metrics.items() if math.isfinite(value)}
         return Lineage(
             algorithm=self.algorithm,
@@ -228,8 +237,9 @@ class GameTraining:
             config={
                 "settings": self.settings.to_toml(),
                 "learn_from": list(config.learn_from),
-                "temperature": 1.0 if self.algorithm == "dqn" else config.schedule.temperature,
-            },
+                "temperature": temperature,
+            }
+            | ({"ranking": list(ranking)} if ranking else {}),
             metrics=metrics | {"updates": float(self.updates)},
         )
 
@@ -309,6 +319,11 @@ class GameTraining:
         self._job.restores = 0
         self._save()
 
+    def ranked(self) -> None:
+        """Record that the current policy was ranked, so that the next one starts anew."""
+        self.marks = replace(self.marks, updates=self.updates, steps=self.steps)
+        self._save()
+
     def admitted(self) -> None:
         """Record that the gate has decided about the last release."""
         self.marks = replace(self.marks, is_admitted=True)
@@ -352,6 +367,9 @@ class GameLearner:
         self._context = context
         self.epoch = context.registry.takeover(game, owner=owner)
         self._training: GameTraining | None = None
+        self._clone: GameTraining | None = None
+        """A training of bc, whose candidates are ranked with those of the current training."""
+        self._ranking: CandidateRanking | None = None
         self._spec: GameSpec | None = None
         self._next = Next("wait", "the learner has just started and reads what is recorded", None)
         self._decision: tuple[str, GateDecision] | None = None
@@ -478,8 +496,10 @@ class GameLearner:
             training.step(is_first=not champion)
             if context.clock.monotonic() - training.saved_s >= context.config.checkpoint_every_s:
                 training.save_if_moved()
+        elif self._next.action == "release" and self._may_rank(training):
+            self._rank(training)
         elif self._next.action == "release":
-            self._release(training)
+            self._release(training, training.candidate, training.lineage())
         return self._next.action != "wait"
 
     def _training_for(self, spec: GameSpec, algorithm: str) -> GameTraining:
@@ -491,6 +511,12 @@ class GameLearner:
         ):
             return training
         self._leave()
+        training = self._create_training(spec, algorithm)
+        self._training = training
+        _log.info("game_training", game=self.game, algorithm=algorithm, updates=training.updates)
+        return training
+
+    def _create_training(self, spec: GameSpec, algorithm: str) -> GameTraining:
         config = self._context.config
         overrides = dict(config.settings.get(algorithm, {}))
         preset = None
@@ -508,17 +534,74 @@ class GameLearner:
             settings = resolve(
                 TrainRequest(algorithm=algorithm, preset=preset, settings=overrides), spec
             )
-        training = GameTraining(spec, settings, self._context, on_guarded=self._record_guarded)
-        self._training = training
-        _log.info("game_training", game=self.game, algorithm=algorithm, updates=training.updates)
-        return training
+        return GameTraining(spec, settings, self._context, on_guarded=self._record_guarded)
+
+    # --- The ranking ------------------------------------------------------------------------------
+
+    def _may_rank(self, training: GameTraining) -> bool:
+        stack = getattr(training.settings.config, "stack", 1)
+        return (
+            training.algorithm == "iql"
+            and self._context.config.schedule.ranking_updates > 0
+            and may_rank(training.spec, stack=stack)
+        )
+
+    def _rank(self, training: GameTraining) -> None:
+        """Train a clone, rank its candidates with those of iql, and release the best; by steps.
+
+        After a restart, the ranking starts anew; the clone continues from its checkpoint.
+        """
+        context = self._context
+        schedule = context.config.schedule
+        clone = self._clone
+        if clone is None:
+            training.save_if_moved()
+            clone = self._clone = self._create_training(training.spec, "bc")
+            clone.engine.follow()
+        if clone.engine.n_usable < schedule.first_steps:  # people's steps were erased
+            self._end_ranking()
+            self._release(training, training.candidate, training.lineage())
+            return
+        if clone.updates < schedule.bc_updates or clone.marks.updates:
+            clone.step(is_first=False)
+            if context.clock.monotonic() - clone.saved_s >= context.config.checkpoint_every_s:
+                clone.save_if_moved()
+            why = f"{clone.updates} of {schedule.bc_updates} updates of a clone, to rank with iql"
+            self._next = Next("train", why)
+            return
+        if self._ranking is None:
+            self._ranking = CandidateRanking(
+                {"bc": clone.engine.policy, "iql": training.engine.policy},
+                training.engine.learned_sample(MAX_STEPS),
+                temperature=schedule.temperature,
+                updates=schedule.ranking_updates,
+                seed=context.config.seed,
+            )
+        if self._ranking.step():
+            why = "candidates of bc and iql are ranked on recorded steps; the best is released"
+            self._next = Next("train", why)
+            return
+        best = self._ranking.best()
+        policy = training.candidate
+        lineage = training.lineage(ranking=self._ranking.facts())
+        if best is not None:
+            policy = best.policy
+            source = clone if best.algorithm == "bc" else training
+            lineage = source.lineage(temperature=best.temperature, ranking=self._ranking.facts())
+        clone.ranked()
+        self._end_ranking()
+        self._release(training, policy, lineage)
+
+    def _end_ranking(self) -> None:
+        self._ranking = None
+        if self._clone is not None:
+            self._clone.engine.close()
+            self._clone = None
 
     # --- The gate ---------------------------------------------------------------------------------
 
-    def _release(self, training: GameTraining) -> None:
-        manifest = self._context.registry.release(
-            training.candidate, training.lineage(), epoch=self.epoch
-        )
+    def _release(self, training: GameTraining, policy: Policy, lineage: Lineage) -> None:
+        manifest = self._context.registry.release(policy, lineage, epoch=self.epoch)
         training.released(manifest.model_no)
         self._n_failures = 0
         self._logged_error = ""
@@ -675,11 +758,13 @@ class GameLearner:
         }
 
     def save(self) -> None:
-        """Save a checkpoint of the current training, if it has progressed since the last one."""
-        if self._training is not None:
-            self._training.save_if_moved()
+        """Save a checkpoint of each training that has progressed since its last one."""
+        for training in (self._training, self._clone):
+            if training is not None:
+                training.save_if_moved()
 
     def close(self) -> None:
+        self._end_ranking()
         if self._training is not None:
             self._training.engine.close()
             self._training = None

@@ -5,6 +5,9 @@
     20,000 steps of people and bots ─► iql from new weights ─► candidate ─► gate
     twice as many ─► iql from new weights ─► candidate ─► gate, and so on
 
+Where actions are discrete, bc is trained beside iql, and the candidate is the one of both that
+recorded steps rank first (`release/candidate_ranking.py`).
+
 With `improve_with = "dqn"`, one training continues and releases a candidate from time to time. The
 next action is a pure function of a game's status, so that it can be tested and displayed.
 """
@@ -41,6 +44,8 @@ class LearningSchedule:
     """Steps of people and bots from which on it replaces bc."""
     iql_updates: int = 5_120
     """Updates before a candidate of iql is released."""
+    ranking_updates: int = 3_072
+    """Updates by which candidates of bc and iql are ranked on recorded steps; 0: no ranking."""
     dqn_updates: int = 2_048
     """Updates of dqn between two candidates."""
     dqn_steps: int = 2_000
@@ -63,6 +68,10 @@ class LearningSchedule:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a whole number from 1")
+        if self.ranking_updates < 0:
+            raise ConfigError(
+                f"ranking_updates is {self.ranking_updates}; give a whole number from 0"
+            )
         if self.improve_with not in ALGORITHMS:
             raise ConfigError(
                 f"improve_with is {self.improve_with!r}; give one of {', '.join(ALGORITHMS)}"

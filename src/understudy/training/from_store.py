@@ -238,9 +238,15 @@ class FromStore:
     def has_held_out(self) -> bool:
         return bool(self._held_out)
 
-    def learned_sample(self) -> Batch:
-        """Some of the steps that are learned from."""
-        return _sample(self._replay)
+    def learned_sample(self, max_steps: int = _COMPARED_STEPS) -> Batch:
+        """Some of the steps that are learned from, as updates see them."""
+        batch = _sample(self._replay, max_steps)
+        limits = self._source.limits
+        if limits is None:
+            return batch
+        one: Batch = jax.tree.map(lambda column: column[None], batch)
+        limited: Batch = jax.tree.map(lambda column: column[0], limits.apply(one))
+        return limited
 
     def held_out(self) -> list[Batch]:
         """The held-out steps, a batch for each player; those erased since then are omitted."""
@@ -340,9 +346,9 @@ def held_out_of(players: Mapping[ChunkId, bytes], steps: Mapping[ChunkId, int]) 
     return held_out
 
 
-def _sample(replay: HostReplay) -> Batch:
+def _sample(replay: HostReplay, max_steps: int = _COMPARED_STEPS) -> Batch:
     """Steps of a replay, without its axis of several batches."""
-    n_steps = min(_COMPARED_STEPS, replay.n_sampleable)
+    n_steps = min(max_steps, replay.n_sampleable)
     drawn = replay.draw(1, rng=np.random.default_rng(0), batch=n_steps)
     batch: Batch = jax.tree.map(lambda column: column[0], drawn.batches)
     return batch
