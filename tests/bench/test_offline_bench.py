@@ -32,7 +32,7 @@ def test_steps_of_people_are_recorded_as_transitions():
         follows = (column[1:] == steps.next_obs[name][:-1]).reshape(499, -1).all(1)
         assert follows[goes_on].mean() > 0.95, "all but those that were truncated"
     assert steps.action_mask[np.arange(500), steps.action].all()
-    assert find_centre(game.spec(), steps) == "obs.map obs.robot.place"
+    assert find_centre(game.spec(), steps) == "obs.map obs.robot.place[0],obs.robot.place[1]"
     vault = GAMES["vault"]
     assert find_centre(vault.spec(), recorded(vault, vault.spec(), 500, seed=0)) == "obs.grid 5"
     breakout = GAMES["breakout"]

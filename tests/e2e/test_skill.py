@@ -20,7 +20,7 @@ from understudy.nn.network import Dense, Input, NetworkSpec
 from understudy.nn.policy import Policy
 from understudy.platform.ingest import IngestRole
 from understudy.platform.learner_process import LearnerRole
-from understudy.release.game_learner import LearnerServiceConfig
+from understudy.release.game_training import LearnerServiceConfig
 from understudy.release.model_check import check_model
 from understudy.release.schedule import LearningSchedule
 

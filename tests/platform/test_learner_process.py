@@ -18,7 +18,7 @@ from understudy.platform.children import FAILED
 from understudy.platform.config import Config, StoreSection, write_config
 from understudy.platform.learner_process import WindowFiller, learn
 from understudy.ports import Cursor, Tail
-from understudy.release.game_learner import LearnerServiceConfig
+from understudy.release.game_training import LearnerServiceConfig
 from understudy.stores.view import StoreView
 from understudy.stores.window import Window
 from understudy.testing.samples import random_session

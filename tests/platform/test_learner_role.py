@@ -47,8 +47,8 @@ from understudy.nn.policy import Policy
 from understudy.platform.children import FENCED, Child
 from understudy.platform.learner_process import LearnerRole
 from understudy.ports import Cursor
-from understudy.release import game_learner
-from understudy.release.game_learner import LearnerServiceConfig
+from understudy.release import game_learner, game_training
+from understudy.release.game_training import LearnerServiceConfig
 from understudy.release.model_check import check_model
 from understudy.release.schedule import LearningSchedule
 from understudy.stores.view import StoreView
@@ -86,7 +86,7 @@ def one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
         made._call = PROGRAMS.setdefault(f"{algorithm!r}", made._call)
         return made
 
-    monkeypatch.setattr(game_learner, "Learner", learner)
+    monkeypatch.setattr(game_training, "Learner", learner)
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_a_checkpoint_with_an_unknown_centre_is_set_aside(
     made.store(walks(500))
     config = replace(CONFIG, schedule=replace(SCHEDULE, improve_with="bc"))
     with monkeypatch.context() as patch, role_of(made, config) as role:
-        patch.setattr(game_learner, "find_centre", lambda *_: "")
+        patch.setattr(game_training, "find_centre", lambda *_: "")
         save = TrainingJob.save
         patch.setattr(
             TrainingJob, "save", lambda job, facts: save(job, facts=facts | {"centre": "nothing 1"})
@@ -786,7 +786,7 @@ import msgspec
 from understudy.platform import learner_process
 from understudy.platform.children import log_to_stderr, stop_with_parent
 from understudy.backends.data import DataFolder
-from understudy.release.game_learner import LearnerServiceConfig
+from understudy.release.game_training import LearnerServiceConfig
 from understudy.backends.deployment import open_deployment
 log_to_stderr()
 config = msgspec.json.decode(sys.argv[2], type=LearnerServiceConfig)

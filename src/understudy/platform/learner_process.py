@@ -36,7 +36,8 @@ from understudy.learn.compile_cache import use_compile_cache
 from understudy.models.registry import Registry
 from understudy.platform.children import FENCED, report, reporting, run_role, stop_with_parent
 from understudy.platform.config import Config
-from understudy.release.game_learner import GameLearner, LearnerServiceConfig, ServiceContext
+from understudy.release.game_learner import GameLearner
+from understudy.release.game_training import LearnerServiceConfig, ServiceContext
 from understudy.release.gatekeeper import CheckModel, Gatekeeper
 from understudy.release.model_check import check_in_subprocess
 from understudy.release.store_stats import StoreStats

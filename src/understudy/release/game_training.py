@@ -1,0 +1,314 @@
+"""Trains one algorithm on one game from the store, and what the trainings of all games share."""
+
+import hashlib
+import math
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import understudy
+from understudy.backends.data import DataFolder
+from understudy.core.clock import Clock
+from understudy.core.errors import ConfigError, Corrupt
+from understudy.experience.chunk import CONSENTS
+from understudy.experience.game import GameSpec
+from understudy.learn.centre import find_centre, may_have_centre
+from understudy.learn.learner import Learner
+from understudy.models.gate import Bounds, ModelCheck
+from understudy.models.manifest import Lineage
+from understudy.models.registry import Registry
+from understudy.nn.policy import Policy
+from understudy.release.gatekeeper import Gatekeeper
+from understudy.release.model_check import Budget
+from understudy.release.people_check import check_with_people
+from understudy.release.schedule import (
+    ALGORITHMS,
+    LearningSchedule,
+)
+from understudy.release.store_stats import StoreStats
+from understudy.training.events import Event, Guarded, Update
+from understudy.training.follower import StoreFollower
+from understudy.training.from_store import FromStore
+from understudy.training.settings import RunSettings
+from understudy.training.training_job import Checkpoints, TrainingJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerServiceConfig:
+    """The settings of the learner service, for all games of a deployment."""
+
+    learn_from: tuple[str, ...] = ("granted",)
+    """Consents whose steps are learned from: `granted`, `unknown` or both, never `denied`."""
+    schedule: LearningSchedule = field(default_factory=LearningSchedule)
+    bounds: Bounds = field(default_factory=Bounds)
+    budget: Budget = field(default_factory=Budget)
+    seed: int = 0
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings by algorithm (bc, iql, dqn) and by name; they override the preset."""
+    envs: Mapping[str, str] = field(default_factory=dict)
+    """Gymnasium id by game; candidates of these games play held-out seeds instead of live games."""
+    checkpoint_every_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.learn_from or not set(self.learn_from) <= set(CONSENTS) - {"denied"}:
+            raise ConfigError(
+                f"learn_from is {self.learn_from}; give 'granted', or 'granted' and 'unknown'"
+            )
+        if unknown := self.settings.keys() - set(ALGORITHMS):
+            raise ConfigError(
+                f"settings are given for {sorted(unknown)}; give only those of "
+                f"{', '.join(ALGORITHMS)}"
+            )
+        if not 0 < self.checkpoint_every_s < 1e6:
+            raise ConfigError(
+                f"checkpoint_every_s is {self.checkpoint_every_s}; give seconds, such as 10"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceContext:
+    """What the learners of all games share."""
+
+    data: DataFolder
+    registry: Registry
+    keeper: Gatekeeper
+    follower: StoreFollower
+    store_stats: StoreStats
+    config: LearnerServiceConfig
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The last release of a training, and the training's counts at that time."""
+
+    model_no: int = 0
+    """The last released model, the parent of the next one; 0: none yet."""
+    updates: int = 0
+    steps: int = 0
+    is_admitted: bool = True
+    """Whether the gate has decided what becomes of it."""
+
+
+class GameTraining:
+    """Trains one algorithm on one game from the store, from new weights or its last checkpoint."""
+
+    def __init__(
+        self,
+        spec: GameSpec,
+        settings: RunSettings,
+        context: ServiceContext,
+        *,
+        on_guarded: Callable[[Guarded], object],
+    ) -> None:
+        self.spec = spec
+        self.algorithm = settings.algorithm
+        self.marks = Marks()
+        self.settings = settings
+        self._context = context
+        self._on_guarded = on_guarded
+        self._metrics: Mapping[str, float] = {}
+        # Another schema, setting or seed is another training, in another folder; one of an earlier
+        # version, which had no centre, is continued.
+        config = context.config
+        text = settings.to_toml().replace('centre = ""\n', "")
+        identity = f"{spec.schema} {text} {config.learn_from} {config.seed}"
+        name = f"{settings.algorithm}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+        self._folder = context.data.root / "learner" / spec.game / name
+        self._before = self._folder.with_name(f"{name}.before")
+        """The checkpoints of the last training, until there is one of the next."""
+        self._end_restart()
+        checkpoint = None
+        try:
+            checkpoint = Checkpoints(self._folder).latest()
+        except Corrupt as error:
+            self._set_aside(error)
+        has_network = getattr(settings.config, "network", None) is not None
+        self._finds_centre = getattr(settings.config, "centre", None) == "" and not has_network
+        self._create_engine()
+        try:
+            if checkpoint is not None:
+                if self._finds_centre and (centre := checkpoint.facts.get("centre")):
+                    self._show_from(centre)
+                self._job.restore(checkpoint)
+                self.marks = Marks(**checkpoint.facts["marks"])
+        except (ConfigError, KeyError, TypeError) as error:  # written by another version
+            self.engine.close()
+            self._set_aside(error)
+            self.settings = settings
+            self._create_engine()
+        except BaseException:  # includes a damaged store: the checkpoint is good and is kept
+            self.engine.close()
+            raise
+        self.saved_s = context.clock.monotonic()
+
+    def _set_aside(self, error: Exception) -> None:
+        """Rename the folder of unusable checkpoints; only time is lost, the store has the steps."""
+        aside = self._folder.with_name(f"{self._folder.name}.unusable-{secrets.token_hex(4)}")
+        self._folder.rename(aside)
+        what = f"{error}; the training restarts, the old checkpoints are in {aside}"
+        self._on_guarded(Guarded(env_steps=0, what=what))
+
+    def _create_engine(self) -> None:
+        settings = self.settings
+        context = self._context
+        algorithm = settings.algorithm_type(self.spec, settings.config)
+        config = replace(settings.learner_config(), limiter=None)
+        self.engine = FromStore(
+            Learner(algorithm, settings.knobs, root_seed=context.config.seed, config=config),
+            context.follower,
+            steps=settings.run.steps,
+            horizon=settings.run.horizon,
+            clock=context.clock,
+            on_event=self._handle_event,
+            learn_from=context.config.learn_from,
+            only_people=bool(algorithm.needs.is_cloning),
+        )
+        self._job = TrainingJob(self.engine, self._folder, on_event=self._handle_event)
+
+    @property
+    def updates(self) -> int:
+        return self.engine.steps
+
+    @property
+    def steps(self) -> int:
+        """Steps inserted into the replay so far, including those that have left it."""
+        return self.engine.learner.counts.inserted_steps
+
+    def lineage(
+        self, *, temperature: float | None = None, ranking: Sequence[Mapping[str, Any]] = ()
+    ) -> Lineage:
+        """How the current policy was trained, for its manifest.
+
+        `temperature`: at which it is released, if not the schedule's. `ranking`: the estimates by
+        which it was chosen.
+        """
+        config = self._context.config
+        if temperature is None:
+            temperature = 1.0 if self.algorithm == "dqn" else config.schedule.temperature
+        metrics = {name: value for name, value in self._metrics.items() if math.isfinite(value)}
+        return Lineage(
+            algorithm=self.algorithm,
+            seed=config.seed,
+            parent=self.marks.model_no,
+            code_version=understudy.__version__,
+            cursor_to=self.engine.position.cursor or "",
+            steps=self.steps,
+            config={
+                "settings": self.settings.to_toml(),
+                "learn_from": list(config.learn_from),
+                "temperature": temperature,
+            }
+            | ({"ranking": list(ranking)} if ranking else {}),
+            metrics=metrics | {"updates": float(self.updates)},
+        )
+
+    def step(self, *, is_first: bool) -> None:
+        """Run one compiled call of updates; bc and iql first restart after a release.
+
+        `is_first`: some steps are held out, to compare the first bot of a schema with.
+        """
+        if self.marks.updates and self.algorithm != "dqn":
+            self._restart()
+        if not self.updates and self._finds_centre:
+            self._find_centre()
+        if is_first and not self.updates and not self.engine.has_held_out:
+            self.engine.hold_out()
+            self._save()
+        if self._job.saved_steps < 0:
+            self._save()  # so that there is a checkpoint to restore
+        self._job.step()
+
+    def _find_centre(self) -> None:
+        """Show the game's grid from the player's cell, if the steps tell which one that is."""
+        if not may_have_centre(self.spec) or not self.engine.learner.may_step:
+            return
+        centre = find_centre(self.spec, self.engine.learned_sample())
+        if centre != self.settings.config.centre:
+            self._show_from(centre)
+            self.engine.follow()
+
+    def _show_from(self, centre: str) -> None:
+        """Replace the engine, which has not trained yet, by one whose network has this centre."""
+        config = replace(self.settings.config, centre=centre)
+        settings = replace(self.settings, config=config)
+        if network_bytes(settings, self.spec) <= self._context.config.budget.max_bytes:
+            self.engine.close()
+            self.settings = settings
+            self._create_engine()
+
+    def check_with_people(self) -> ModelCheck | None:
+        """How the current policy compares with the held-out steps; None if they are too few."""
+        held_out = self.engine.held_out()
+        if not held_out or not self.engine.learner.may_step:  # others may have been erased since
+            return None
+        return check_with_people(
+            self.candidate, learned=self.engine.learned_sample(), held_out=held_out
+        )
+
+    def _restart(self) -> None:
+        """Train from new weights, on the newest steps that the store holds now."""
+        self.engine.close()
+        self._folder.rename(self._before)
+        self._create_engine()
+        self.marks = replace(self.marks, updates=0)
+        self._save()
+        self._end_restart()
+        self.engine.follow()
+
+    def _end_restart(self) -> None:
+        """Remove the checkpoints of the last training; keep them if the next one has none yet."""
+        if not self._before.exists():
+            return
+        if any(self._folder.glob("*.safetensors")):
+            shutil.rmtree(self._before)
+        else:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._before.rename(self._folder)
+
+    @property
+    def candidate(self) -> Policy:
+        """The current policy as it is released."""
+        if self.algorithm == "dqn":
+            return self.engine.policy
+        return self.engine.policy.at_temperature(self._context.config.schedule.temperature)
+
+    def released(self, model_no: int) -> None:
+        """Record that the current policy was released, but not yet judged by the gate."""
+        self.marks = Marks(model_no, self.updates, self.steps, is_admitted=False)
+        self._job.restores = 0
+        self._save()
+
+    def ranked(self) -> None:
+        """Record that the current policy was ranked, so that the next one starts anew."""
+        self.marks = replace(self.marks, updates=self.updates, steps=self.steps)
+        self._save()
+
+    def admitted(self) -> None:
+        """Record that the gate has decided about the last release."""
+        self.marks = replace(self.marks, is_admitted=True)
+        self._save()
+
+    def save_if_moved(self) -> None:
+        """Save a checkpoint if there were updates since the last one."""
+        if self.updates != self._job.saved_steps and self.updates:
+            self._save()
+
+    def _save(self) -> None:
+        centre = getattr(self.settings.config, "centre", "")
+        self._job.save(facts={"marks": asdict(self.marks), "centre": centre})
+        self.saved_s = self._context.clock.monotonic()
+
+    def _handle_event(self, event: Event) -> None:
+        if isinstance(event, Update):
+            self._metrics = dict(event.metrics)
+        elif isinstance(event, Guarded):
+            self._on_guarded(event)
+
+
+def network_bytes(settings: RunSettings, spec: GameSpec) -> int:
+    """The size of the weights that these settings give a game's policy."""
+    network = settings.algorithm_type(spec, settings.config).network
+    return 4 * sum(map(math.prod, network.shapes().values()))
