@@ -142,6 +142,23 @@ def test_fractions_and_a_wide_range_are_no_codes_of_cells():
         assert find_centre(NUMBERS, steps._replace(obs=now, next_obs=then)) == ""
 
 
+def test_the_last_action_is_no_place():
+    game = game_spec(
+        "last",
+        obs={"grid": Box((9, 9, 4), U8, 0, 1), "a": Discrete(5), "b": Box((5,), F32)},
+        actions=5,
+    )
+    rng = np.random.default_rng(0)
+    action = rng.integers(5, size=N)
+    before = rng.integers(5, size=N)
+    now, then = (
+        {"obs.grid": rng.random((N, 9, 9, 4)) < 0.3, "obs.a": last, "obs.b": np.eye(5)[last]}
+        for last in (before, action)
+    )
+    steps = played(PLANES)._replace(obs=now, next_obs=then, action=action)
+    assert find_centre(game, steps) == ""
+
+
 def test_a_paddle_that_only_moves_sideways_is_none():
     steps = played(PLANES)
     assert find_centre(PLANES, steps) == "obs.grid 2"

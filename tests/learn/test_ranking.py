@@ -1,5 +1,8 @@
 """Fitted Q evaluation of policies on recorded steps, in a chain of states with known values."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -12,6 +15,7 @@ from understudy.learn.algorithms.bc import Bc
 from understudy.learn.ranking import (
     Choices,
     Estimate,
+    Ranking,
     RankingConfig,
     best_of,
     choices_of,
@@ -67,6 +71,36 @@ def true_value(right: float, *, bonus: float = 0.0) -> float:
 
 def even() -> NDArray[np.float32]:
     return np.full((N, 2), 0.5, np.float32)
+
+
+def test_recorded_steps_are_no_part_of_the_compiled_program():
+    """It is cached on disk, where nothing erases a player's steps."""
+    ranking = Ranking(GAME, walked(), going(*RIGHT), recorded=even(), config=QUICK, seed=0)
+    rows = np.zeros((64, QUICK.batch), np.int64)
+    rates = np.zeros(64, np.float32)
+    program = ranking._call.lower(ranking._state, ranking._data, ranking._ends, rows, rates)
+    longest = max(map(len, re.findall(r"dense<(.*?)>", program.as_text())))
+    assert longest < N
+
+
+def test_steps_without_weight_do_not_count():
+    steps = walked(goes_left=0.5)
+    weight = np.where(steps.obs["obs"] == 0, 1, 0).astype(np.float32)
+    choices = going(*RIGHT)
+    is_first = steps.obs["obs"] == 0
+    recorded = np.where(is_first[:, None], [0.0, 1.0], [1.0, 0.0]).astype(np.float32)
+    ranked = estimates(
+        GAME,
+        steps._replace(weight=weight),
+        choices,
+        recorded=recorded,
+        config=replace(QUICK, updates=64),
+        seed=0,
+    )
+    assert [estimate.support for estimate in ranked] == pytest.approx(RIGHT, abs=1e-5)
+    none = steps._replace(weight=0 * weight)
+    with pytest.raises(ConfigError, match="no recorded step has a weight"):
+        estimates(GAME, none, choices, recorded=recorded, config=QUICK, seed=0)
 
 
 @pytest.mark.parametrize("bonus", [0.0, 1.0])

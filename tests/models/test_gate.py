@@ -12,6 +12,7 @@ from understudy.models.gate import (
     GateDecision,
     ModelCheck,
     Played,
+    _range,
     compare,
     decide_by_checks,
 )
@@ -278,6 +279,19 @@ def test_a_player_with_half_of_the_episodes_counts_a_tenth():
     assert n_promoted(praise, 10) == 0
     slander = replace(praise, gain=0.3, favours_candidate=False)
     assert n_promoted(slander, 10) >= 9
+
+
+def test_a_player_with_most_of_the_episodes_does_not_hide_the_returns_of_the_others():
+    rng = np.random.default_rng(0)
+    earlier = [
+        Played(0, 0.0, float(return_), f"player-{number}")
+        for number in range(9)
+        for return_ in rng.normal(10, 3, 10)
+    ]
+    earlier += [Played(0, 0.0, float(return_), "fan") for return_ in rng.normal(100, 5, 900)]
+    low, high = _range(earlier, 0.05)
+    assert low < 8
+    assert high > 12
 
 
 def test_names_that_play_little_do_not_widen_the_range():

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
 from understudy.client.connect import connect
 from understudy.core.errors import ConfigError, Corrupt, Refused
+from understudy.platform import backup
 from understudy.platform.backup import FORMAT, back_up, restore, verify_backup
 from understudy.platform.config import Config, ModelsSection
 from understudy.platform.ingest import IngestRole
@@ -253,7 +255,8 @@ def test_a_restore_that_fails_leaves_nothing_that_looks_like_a_deployment(
         broken.setattr("understudy.platform.backup._sync_tree", full)
         with pytest.raises(OSError, match="no room"):
             restore(tmp_path / "B", DataFolder(tmp_path / "E"))
-    assert [path.name for path in (tmp_path / "E").iterdir()] == ["understudy.toml"]
+    left = {path.name for path in (tmp_path / "E").iterdir()}
+    assert left == {"understudy.toml", ".restore.lock"}
     assert restore(tmp_path / "B", DataFolder(tmp_path / "E")).steps == 40
     assert (tmp_path / "E" / "understudy.toml").read_text() == "# mine\n"
 
@@ -263,12 +266,22 @@ import os, sys
 from pathlib import Path
 from understudy.backends.data import DataFolder
 from understudy.platform import backup
-backup.__dict__[sys.argv[3]] = lambda *_, **__: os.kill(os.getpid(), 9)
+def die(*_, **__):
+    os.kill(os.getpid(), 9)
+rename = Path.rename
+def rename_but_not_the_key(path, target):
+    return die() if path.name == "signing.key" else rename(path, target)
+if sys.argv[3] == "rename":
+    Path.rename = rename_but_not_the_key
+else:
+    backup.__dict__[sys.argv[3]] = die
 backup.restore(Path(sys.argv[1]), DataFolder(Path(sys.argv[2])), revoke_keys=True)
 """
 
 
-@pytest.mark.parametrize("killed_at", ["_copy_objects", "_restart_journals", "sync_folder"])
+@pytest.mark.parametrize(
+    "killed_at", ["_copy_objects", "_restart_journals", "sync_folder", "rename"]
+)
 def test_a_killed_restore_brings_no_revoked_key_back_and_can_be_repeated(
     deployed: DataFolder, tmp_path: Path, killed_at: str
 ):
@@ -281,10 +294,42 @@ def test_a_killed_restore_brings_no_revoked_key_back_and_can_be_repeated(
         open_deployment(new)
     assert restore(tmp_path / "B", new, revoke_keys=True).steps == 40
     assert not new.restoring.exists()
+    assert stats(new)["steps"] == 40
     keys = open_deployment(new).keys
     keys.follow()
     with pytest.raises(Refused, match="was revoked"):
         keys.check(admin)
+
+
+def test_a_restore_to_a_url_that_was_killed_after_its_journals_began_anew_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    data = DataFolder(tmp_path / "D")
+    release_run(open_deployment(data), a_run(tmp_path / "run"))
+    key, _ = open_deployment(data).keys.create(["play"])
+    back_up(data, tmp_path / "B")
+    url = f"file://{tmp_path / 'elsewhere'}"
+    new = DataFolder(tmp_path / "E")
+
+    class Killed(BaseException):
+        pass
+
+    def reach(self: Any, stage: str) -> None:
+        if stage == "ready":
+            raise Killed
+        before(self, stage)
+
+    before = backup._Restore.reach
+    with monkeypatch.context() as killed:
+        killed.setattr(backup._Restore, "reach", reach)
+        killed.setattr("shutil.rmtree", lambda *_, **__: None)
+        with pytest.raises(Killed):
+            restore(tmp_path / "B", new, models=url, revoke_keys=True)
+    assert restore(tmp_path / "B", new, models=url, revoke_keys=True).models == 1
+    keys = open_deployment(new, models=url).keys
+    keys.follow()
+    with pytest.raises(Refused, match="was revoked"):
+        keys.check(key)
 
 
 @pytest.mark.parametrize(

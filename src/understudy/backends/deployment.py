@@ -102,6 +102,11 @@ def _signer(data: DataFolder, objects: Objects, *, is_remote: bool) -> Signer:
     other's models.
     """
     path = signing_key(data)
+    if data.restoring.exists() and not path.exists():
+        raise ConfigError(
+            f"a restore to {data.root} is running or did not finish; run 'understudy restore' with "
+            "the same backup again, or use another data folder"
+        )
     files = {"signatures": path, "pseudonyms": data.root / "key"}
     shared = objects.get(_FINGERPRINTS)
     try:
@@ -126,11 +131,6 @@ def _signer(data: DataFolder, objects: Objects, *, is_remote: bool) -> Signer:
             "the deployment, or restore it from a backup"
         )
     if not path.exists():
-        if data.restoring.exists():
-            raise ConfigError(
-                f"a restore to {data.root} is running or did not finish; run 'understudy restore' "
-                f"with the same backup again, or delete {data.restoring} to start without it"
-            )
         make_folder(data.root)
         create_once(path, key_file(secrets.token_bytes(KEY_BYTES)))
     signer = Signer(read_key(path))

@@ -29,6 +29,10 @@ _MIN_EXPLAINED = 0.25
 """Share of the variance of a cell's moves, down and across, that the actions must explain."""
 _MIN_SINGLE = 0.95
 """Share of the steps before and after which exactly one cell must be set."""
+_MIN_VALUES = 3
+"""Different values that a row or column must have: flags have two."""
+_MAX_PLACES = 8
+"""Numbers that are tried in pairs."""
 _MAX_NUMBERS = 64
 """Columns up to this size may hold the player's row or column."""
 _MAX_MOVE = 2.0
@@ -104,10 +108,12 @@ def _codes_in(cells: Array) -> OneHot | None:
     return OneHot(n_codes, first) if 1 < n_codes <= MAX_CODES else None
 
 
-def _numbers(
-    columns: Mapping[str, Space], steps: Batch
-) -> Iterator[tuple[str, tuple[Floats, Floats]]]:
-    """Numbers that follow from the actions: their names, and their values before and after."""
+def _numbers(columns: Mapping[str, Space], steps: Batch) -> list[tuple[str, tuple[Floats, Floats]]]:
+    """The numbers that move most as the actions say: names, and values before and after.
+
+    A number whose next value follows from the action alone, such as the last action, is no place.
+    """
+    found: list[tuple[float, str, tuple[Floats, Floats]]] = []
     for name, space in columns.items():
         size = math.prod(space.shape)
         if size > _MAX_NUMBERS:
@@ -119,9 +125,14 @@ def _numbers(
                 .astype(np.float64)
                 for obs in (steps.obs, steps.next_obs)
             )
-            move = end - start
-            if _explained(np.stack([move, move], 1), steps.action) > _MIN_EXPLAINED:
-                yield (name if size == 1 else f"{name}[{index}]"), (start, end)
+            explained = _explained(np.stack([end - start] * 2, 1), steps.action)
+            by_action = _explained(np.stack([end] * 2, 1), steps.action, max_move=math.inf)
+            is_place = explained > max(_MIN_EXPLAINED, by_action)
+            if is_place and len(np.unique(start)) >= _MIN_VALUES:
+                label = name if size == 1 else f"{name}[{index}]"
+                found.append((explained, label, (start, end)))
+    found.sort(key=lambda number: -number[0])
+    return [(label, values) for _, label, values in found[:_MAX_PLACES]]
 
 
 def _newest(column: Array, shape: tuple[int, ...]) -> Array:
@@ -151,13 +162,13 @@ def _is_xy(places: Array, cells: Array) -> bool | None:
     return min(entropies, key=lambda is_xy: entropies[is_xy]) if entropies else None
 
 
-def _explained(moves: Floats, actions: Array) -> float:
+def _explained(moves: Floats, actions: Array, *, max_move: float = _MAX_MOVE) -> float:
     """Share of the variance of moves that is between actions, not among moves of one action.
 
     That of rows or of columns, whichever is smaller: a paddle that only moves sideways is no place
     to see everything from.
     """
-    is_near = (np.abs(moves) <= _MAX_MOVE).all(1)
+    is_near = (np.abs(moves) <= max_move).all(1)
     moves = moves[is_near]
     if not len(moves):
         return 0.0

@@ -1,4 +1,4 @@
-"""Outliers: what a few players must not decide, though their steps say it or are many.
+"""Outliers: rewards and observations that few players have, and players who play most.
 
 A few players' false numbers must decide neither the scale of rewards nor that of observations. So
 each player's range is found first, and then that of most players, however many steps one of them
@@ -22,6 +22,9 @@ _LARGEST_REWARD = 1e6
 """Games with larger rewards are scaled down to this: squares of float32 overflow from 1e19 on."""
 _MAX_SHARE = 0.1
 """The largest share of the steps that a player has in what is learned, or 2 / players if more."""
+_MIN_WEIGHT = 0.2
+"""The lowest weight of a step, so that the steps of players who hardly play count five times as
+much as others at most."""
 _ROOM = 5.0
 """How many times the range of most players an observation may be outside of it."""
 
@@ -55,19 +58,24 @@ class Limits:
 
 
 def step_weights(n_steps: Sequence[int]) -> list[float]:
-    """The weight of each player's steps, 1 or less, so that no player has too large a share."""
+    """The weight of each player's steps, from a fifth to 1, so that no player decides alone.
+
+    Where the others have played too little for that, a player keeps a larger share: a few names
+    with a few steps must not decide what is learned either.
+    """
     steps = np.asarray(n_steps, np.float64)
     share = max(_MAX_SHARE, 2 / max(1, len(steps)))
     weights = np.ones(len(steps))
     is_capped = np.zeros(len(steps), np.bool_)
     # To reduce the share of some increases that of the others, until no more are above the limit.
     while share < 1 and (is_more := steps * weights > share * (steps @ weights) * (1 + 1e-9)).any():
+        if not (is_more & ~is_capped).any():
+            break
         is_capped |= is_more
         others = steps[~is_capped].sum()
-        if others == 0 or share * is_capped.sum() >= 1:
-            break
-        each = share * others / (1 - share * is_capped.sum())
-        weights = np.where(is_capped, each / np.maximum(steps, 1), 1.0)
+        rest = 1 - share * is_capped.sum()
+        each = share * others / rest if rest > 0 else 0.0
+        weights = np.where(is_capped, np.maximum(each / np.maximum(steps, 1), _MIN_WEIGHT), 1.0)
     return [float(weight) for weight in weights]
 
 

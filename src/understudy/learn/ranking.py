@@ -41,7 +41,9 @@ RARE = 0.02
 _PER_CALL = 64
 """Updates in one compiled call."""
 _MIN_SCALE = 1e-6
+"""Of Q, for games whose rewards are all alike."""
 _MAX_HORIZON = 1_000.0
+"""Steps that a value looks ahead at most, for games that never end."""
 _VALUED_STEPS = 8_192
 """Recorded observations over which a policy's value is averaged."""
 
@@ -55,6 +57,7 @@ class RankingConfig:
     batch: int = 256
     """Steps per update, the same for all policies."""
     widths: tuple[int, ...] = (64, 64)
+    """Widths of the dense layers of each Q network."""
     learning_rate: float = 1e-3
     """It falls to a tenth of this."""
     target_rate: float = 0.02
@@ -175,7 +178,11 @@ class Ranking:
         self._steps = steps
         self._choices = choices
         self._config = config
-        self._support = (choices.now * (recorded >= RARE)).sum(2).mean(1)
+        counts = np.asarray(steps.weight, np.float64)
+        if not counts.sum() > 0:
+            raise ConfigError("no recorded step has a weight, so nothing can be ranked on them")
+        self._shares = counts / counts.sum()
+        self._support = (choices.now * (recorded >= RARE)).sum(2) @ self._shares
         self._updates = 0
         self._rng = np.random.default_rng(seed)
         self._network = network_for(
@@ -188,14 +195,22 @@ class Ranking:
         rewards, self._mean, self._scale, ends = _scaled(steps)
         chances = np.moveaxis(choices.next, 0, 1)
         columns = (steps.obs, steps.action, rewards, steps.next_obs, steps.discount, steps.weight)
-        data = jax.tree.map(jnp.asarray, (*columns, chances))
+        # An argument of the compiled call: constants would be written to JAX's cache on disk, where
+        # nothing erases a player's steps.
+        self._data = jax.tree.map(jnp.asarray, (*columns, chances))
+        self._ends = jnp.asarray(ends, jnp.float32)
 
-        def update(state: _State, given: Any) -> tuple[_State, None]:
-            rows, rate = given
-            batch = jax.tree.map(lambda column: column[rows], data)
-            return _update(self._network, state, batch, ends=ends, config=config, rate=rate), None
+        def call(state: _State, data: Any, ends: Any, rows: Any, rates: Any) -> _State:
+            def update(state: _State, drawn: Any) -> tuple[_State, None]:
+                batch = jax.tree.map(lambda column: column[drawn[0]], data)
+                updated = _update(
+                    self._network, state, batch, ends=ends, config=config, rate=drawn[1]
+                )
+                return updated, None
 
-        self._call = jax.jit(lambda state, given: jax.lax.scan(update, state, given)[0])
+            return jax.lax.scan(update, state, (rows, rates))[0]
+
+        self._call = jax.jit(call)
         observe = partial(flat.observe, self._network, obs=steps.obs, limits=steps.obs_limits)
         keys = jax.random.split(jax.random.key(seed), n_policies)
         weights = jnp.stack([observe(flat.first_weights(key, self._network)) for key in keys])
@@ -209,13 +224,17 @@ class Ranking:
         progress = (self._updates + np.arange(_PER_CALL)) / config.updates
         rates = config.learning_rate * (1 - 0.9 * np.minimum(progress, 1.0))
         rows = self._rng.integers(len(self._steps.action), size=(_PER_CALL, config.batch))
-        self._state = self._call(self._state, (rows, rates.astype(np.float32)))
+        self._state = self._call(
+            self._state, self._data, self._ends, rows, rates.astype(np.float32)
+        )
         self._updates += _PER_CALL
         return True
 
     def estimates(self) -> list[Estimate]:
         """An estimate for each policy, by the updates so far."""
-        rows = np.random.default_rng(0).integers(len(self._steps.action), size=_VALUED_STEPS)
+        rows = np.random.default_rng(0).choice(
+            len(self._steps.action), size=_VALUED_STEPS, p=self._shares
+        )
         obs = {name: column[rows] for name, column in self._steps.obs.items()}
         q = jax.jit(partial(_q, self._network))(self._state.target, obs)
         values = (self._choices.now[:, rows] * np.asarray(q, np.float64)).sum(2).mean(1)
@@ -254,7 +273,7 @@ def _update(
     state: _State,
     batch: Any,
     *,
-    ends: tuple[float, float],
+    ends: Any,
     config: RankingConfig,
     rate: Any,
 ) -> _State:
@@ -262,14 +281,13 @@ def _update(
     obs, action, reward, next_obs, discount, weight, chances = batch
     next_q = _q(network, state.target, next_obs)  # float32[policies, batch, actions]
     next_value = (jnp.moveaxis(chances, 1, 0) * next_q).sum(2)
-    target = jnp.clip(reward + discount * next_value, *ends)
+    target = jnp.clip(reward + discount * next_value, ends[0], ends[1])
     is_chosen = jax.nn.one_hot(action, next_q.shape[2])
 
     def loss(weights: Any) -> Any:
         error = (_q(network, weights, obs) * is_chosen).sum(2) - target
-        return (
-            (weight * jnp.square(error)).mean(1).sum()
-        )  # no policy's gradient depends on another's
+        # A sum over policies: the gradient of each does not depend on the others.
+        return (weight * jnp.square(error)).mean(1).sum()
 
     moves, optimiser = jax.vmap(_ADAM.update)(jax.grad(loss)(state.weights), state.optimiser)
     weights = state.weights - rate * moves
@@ -280,7 +298,7 @@ def _update(
 def _q(network: NetworkSpec, weights: Any, obs: Any) -> Any:
     """Q of every action by each policy's network, float32[policies, batch, actions]."""
 
-    def one(vector: Any) -> Any:
+    def q_of(vector: Any) -> Any:
         return networks.apply(network, flat.unpack(network, vector), obs)["q"]
 
-    return jax.vmap(one)(weights)
+    return jax.vmap(q_of)(weights)

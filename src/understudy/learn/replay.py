@@ -514,8 +514,8 @@ class ReplaySource:
     """Steps that had been inserted when the limits were measured."""
     weights: NDArray[np.float32] | None = None
     """Of each row, so that no player decides alone what is learned; None: all are 1."""
-    weighed_steps: int = -1
-    """Steps that had been inserted when these weights were computed."""
+    _weighed: tuple[int, int] | None = None
+    """Steps that had been inserted and could be drawn when these weights were computed."""
     _drawn: Drawn | None = None
 
     def insert(self, chunk: Chunk) -> int:
@@ -553,9 +553,13 @@ class ReplaySource:
         self._drawn = self.replay.draw(self.updates, rng=rng, beta=importance_exponent)
         if self.limiter is not None:
             self.limiter.sampled(self.rows_per_call)
-        batches = self._drawn.batches
+        return self.limited(self._drawn)
+
+    def limited(self, drawn: Drawn) -> Batch:
+        """Drawn batches without what is not believed, and with the weights of their players."""
+        batches = drawn.batches
         if self.weights is not None:
-            batches = batches._replace(weight=batches.weight * self.weights[self._drawn.rows])
+            batches = batches._replace(weight=batches.weight * self.weights[drawn.rows])
         return batches if self.limits is None else self.limits.apply(batches)
 
     def measure(self, players: Mapping[uuid.UUID, bytes]) -> None:
@@ -567,9 +571,9 @@ class ReplaySource:
         if self.limits is None or n_steps >= 2 * self.measured_steps:
             self.limits = self.replay.limits(players)
             self.measured_steps = n_steps
-        if n_steps != self.weighed_steps:
+        if self._weighed != (n_steps, self.replay.n_sampleable):
             self.weights = self.replay.player_weights(players)
-            self.weighed_steps = n_steps
+            self._weighed = (n_steps, self.replay.n_sampleable)
 
     def feedback(self, feedback: Feedback) -> Sequence[ChunkId]:
         """Set the priorities of the last draw; evicts and returns chunks that made updates fail."""

@@ -220,7 +220,8 @@ class Catalogue:
         model_no = entry.get("model_no")
         is_lost = type(model_no) is int and 0 < model_no <= last_model_no
         if alias in ALIASES and is_lost and model_no not in self.models:
-            return self._discard(alias, entry)
+            self._discard(alias, entry)
+            return
         if alias not in ALIASES or model_no not in (0, *self.models):
             raise Refused(
                 "bad_entry",
@@ -269,7 +270,6 @@ class Catalogue:
             self.trials[schema] = self.trials.get(schema, 0) + 1
         if alias == "champion":
             self.history.append(pointer)
-        return None
 
     def _discard(self, alias: str, entry: Mapping[str, Any]) -> None:
         """Apply what an entry discards, although the release of its own model cannot be read.
@@ -290,7 +290,7 @@ class Catalogue:
             if old.schema == schema and old.model_no not in {0, *self.discarded}
         ]
         del self.aliases[schema, alias]
-        if previous:
+        if previous and alias == "champion":
             self.aliases[schema, alias] = previous[-1]
 
     def _newest_schema(self, alias: str) -> str:

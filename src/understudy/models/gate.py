@@ -10,9 +10,8 @@ most `error` (decision 18). A decision depends only on the episodes, not on when
 """
 
 import bisect
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -294,6 +293,10 @@ def _range(earlier: Sequence[Played], tail: float) -> tuple[float, float]:
         n_episodes = n_episodes[is_near]
     low = _without_liars(ends[:, 0], n_episodes)
     high = -_without_liars(-ends[:, 1], n_episodes)
+    if high < low:  # one player has most of the episodes: all count alike
+        alike = np.ones(len(ends), np.int_)
+        low = _without_liars(ends[:, 0], alike)
+        high = -_without_liars(-ends[:, 1], alike)
     if high > low:
         return low, high
     margin = max(abs(low), 1.0) / 2  # all alike so far: leave room on both sides
@@ -316,12 +319,25 @@ def _n_liars(n_players: int) -> int:
 
 
 def _n_silent(weight: NDArray[np.float64]) -> int:
-    """A tenth of the players, without those with the least weight, who have a tenth of it together.
+    """How many players a bet ignores: a tenth of those who have nine tenths of the weight.
 
-    So the names that a player invents do not let a bet ignore more of the others.
+    Names that hardly play are not counted, so whoever invents some does not make a bet ignore more
+    of the others.
     """
     most = np.cumsum(np.sort(weight)[::-1])
     return math.ceil((1 + int(np.searchsorted(most, 0.9 * most[-1] - 1e-9))) / 9)
+
+
+def _lowest_tenth(
+    ranked: Sequence[tuple[float, int]], means: Mapping[int, tuple[float, float]]
+) -> tuple[float, int]:
+    """The last of the players with the lowest means who have a tenth of the weight together."""
+    left = sum(weight for _, weight in means.values()) / 10
+    for mean, player in ranked:
+        left -= means[player][1]
+        if left <= 0:
+            return mean, player
+    return (-math.inf, 0)
 
 
 class _Draws(NamedTuple):
@@ -386,8 +402,8 @@ class _Bet:
         used: dict[int, float] = {}
         all_used = 0.0
         most_used = 0.0
-        all_seen = 0.0
         n_silent = 0
+        lowest = (-math.inf, 0)
         count_at = 0
         means: dict[int, tuple[float, float]] = {}  # each player's mean gain, and its weight
         ranked: list[tuple[float, int]] = []  # the players by mean gain
@@ -401,10 +417,10 @@ class _Bet:
         ):
             mean, seen = means.get(player, (0.0, 0.0))
             means[player] = (mean + (gain - mean * weight) / (seen + weight), seen + weight)
-            all_seen += weight
             n_players = len(means)
             if at >= count_at:
                 n_silent = _n_silent(np.array([seen for _, seen in means.values()]))
+                lowest = _lowest_tenth(ranked, means)
                 count_at = at + at // 16
             share = max(0.1, 2 / n_players)
             mine = used.get(player, 0.0)
@@ -413,10 +429,8 @@ class _Bet:
             if seen:
                 rank = bisect.bisect_left(ranked, (mean, player))
                 del ranked[rank]
-                lower = (means[other][1] for _, other in itertools.islice(ranked, rank))
                 if n_players >= _MIN_PLAYERS_FOR_DEFENCE and (
-                    rank < n_silent
-                    or all(below < all_seen / 10 for below in itertools.accumulate(lower))
+                    rank < n_silent or (mean, player) <= lowest
                 ):
                     weight = 0.0
             bisect.insort(ranked, (means[player][0], player))

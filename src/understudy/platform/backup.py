@@ -32,7 +32,7 @@ from understudy.backends.deployment import open_deployment, signing_key
 from understudy.backends.local import audit_store, summary
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, Corrupt, Refused
-from understudy.core.log import FileLock, is_locked, make_folder, sync_folder, write_file
+from understudy.core.log import FileLock, make_folder, sync_folder, write_file
 from understudy.core.signed import Signer
 from understudy.experience.intake import read_key
 from understudy.models.keys import Keys
@@ -48,7 +48,8 @@ _FACTS = "backup.json"
 _FILES = ("key", "signing.key", "development.json", "understudy.toml", LAST_START_FILE)
 _JOURNALS = ("keys", "registry")
 _PREFIXES = (*_JOURNALS, "games", "blobs")
-_STAGING_LOCK = ".lock"
+_RESTORE_LOCK = ".restore.lock"
+_STAGE_FILE = ".stage"
 _SNAPSHOT = re.compile("[0-9a-f]{16}")
 
 
@@ -123,57 +124,81 @@ def restore(
     revoke every key, since keys that were revoked after the backup are valid again.
     """
     proof = verify_backup(source)
-    if (
-        (data.root / "store").exists()
-        or signing_key(data).exists()
-        or (data.root / "models").exists()
-    ):
-        raise ConfigError(
-            f"{data.root} holds a deployment already; pass a folder that does not exist yet with "
-            "--data"
-        )
     make_folder(data.root)
-    with _staging(data) as staged:
-        if (source / "store").exists():
-            _copy_tree(source / "store", staged.store)
-        _copy_objects(
-            FolderObjects(source / "models"), open_objects(models or staged.root / "models")
+    with FileLock(data.root / _RESTORE_LOCK, what=f"a restore to {data.root}"):
+        staged = DataFolder(data.restoring)
+        began = _Restore(staged.root, f"{_digest(source / _FACTS)[1]} {models} {revoke_keys}")
+        has_deployment = any(
+            path.exists() for path in (data.root / "store", signing_key(data), data.root / "models")
         )
-        for name in _FILES:
-            if (source / name).exists():
-                _copy_file(source / name, staged.root / name)
-        restore_last_start(staged.root, models=models)
-        _sync_tree(staged.root)
-        if _contents(staged, models) != _contents(DataFolder(source), ""):
-            raise Corrupt(
-                f"{data.root} differs from the backup {source}; check the disk and restore again"
+        if has_deployment and began.stage != "ready":
+            raise ConfigError(
+                f"{data.root} holds a deployment already; pass a folder that does not exist yet "
+                "with --data"
             )
-        if signing_key(staged).exists():
-            _restart_journals(staged, models, revoke_keys=revoke_keys)
+        try:
+            if not began.stage:
+                _copy_to(staged, source, models)
+                began.reach("verified")
+            if began.stage == "verified":
+                if signing_key(staged).exists():
+                    _restart_journals(staged, models, revoke_keys=revoke_keys)
+                began.reach("ready")
+        except BaseException:
+            shutil.rmtree(staged.root, ignore_errors=True)
+            raise
         # The signing key comes last: without it, a folder with models or keys is refused.
-        names = [path.name for path in staged.root.iterdir() if path.name != _STAGING_LOCK]
+        names = [path.name for path in staged.root.iterdir() if path.name != _STAGE_FILE]
         for name in sorted(names, key=lambda name: name == signing_key(data).name):
             if not (data.root / name).exists():
                 (staged.root / name).rename(data.root / name)
         sync_folder(data.root)
+        shutil.rmtree(staged.root)
     return dataclasses.replace(proof, keys=0) if revoke_keys else proof
 
 
-@contextlib.contextmanager
-def _staging(data: DataFolder) -> Iterator[DataFolder]:
-    """Yield a folder inside the data folder, which is removed afterwards.
+class _Restore:
+    """How far a restore has come, in a file, so that one that was killed continues from there."""
 
-    While it exists, no new deployment is created there: a restore that was killed must be repeated.
-    """
-    if is_locked(data.restoring / _STAGING_LOCK):
-        raise ConfigError(f"another restore to {data.root} is running; wait until it ends")
-    shutil.rmtree(data.restoring, ignore_errors=True)  # of a restore that was killed
-    make_folder(data.restoring)
-    try:
-        with FileLock(data.restoring / _STAGING_LOCK, what=f"a restore to {data.root}"):
-            yield DataFolder(data.restoring)
-    finally:
-        shutil.rmtree(data.restoring, ignore_errors=True)
+    def __init__(self, folder: Path, what: str) -> None:
+        """`what`: the backup and the options; what another restore left is removed."""
+        self._folder = folder
+        self._what = what
+        self.stage = ""
+        """Empty, `verified` (copied and verified) or `ready` (to be moved to the data folder)."""
+        with contextlib.suppress(OSError, ValueError):
+            self.stage, before = (folder / _STAGE_FILE).read_text().split("\n")
+            if before != what and self.stage == "ready":
+                raise ConfigError(
+                    f"a restore of another backup, or with other options, to {folder.parent} did "
+                    "not finish; repeat that one first, or pass another folder with --data"
+                )
+            if before != what:
+                self.stage = ""
+        if not self.stage:
+            shutil.rmtree(folder, ignore_errors=True)
+        make_folder(folder)
+
+    def reach(self, stage: str) -> None:
+        write_file(self._folder / _STAGE_FILE, f"{stage}\n{self._what}".encode())
+        self.stage = stage
+
+
+def _copy_to(staged: DataFolder, source: Path, models: str) -> None:
+    """Copy a backup to a new folder and verify the copy."""
+    if (source / "store").exists():
+        _copy_tree(source / "store", staged.store)
+    _copy_objects(FolderObjects(source / "models"), open_objects(models or staged.root / "models"))
+    for name in _FILES:
+        if (source / name).exists():
+            _copy_file(source / name, staged.root / name)
+    restore_last_start(staged.root, models=models)
+    _sync_tree(staged.root)
+    if _contents(staged, models) != _contents(DataFolder(source), ""):
+        raise Corrupt(
+            f"{staged.root.parent} differs from the backup {source}; check the disk and restore "
+            "again"
+        )
 
 
 def _restart_journals(data: DataFolder, models: str, *, revoke_keys: bool) -> None:

@@ -1,9 +1,9 @@
 """Ranks candidates of bc and iql at several temperatures on recorded steps.
 
-Only the best is released, so that players meet few candidates, and good ones.
+Only the best is released, so that players do not meet a bot whose training failed.
 
-Games with discrete actions only, and without grids and images: a Q network for each of eight
-candidates would take longer there than the training itself.
+Games with few discrete actions only, and without grids and images: a Q network for each candidate
+would take longer there than the training itself.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,8 @@ from understudy.nn.policy import Policy
 
 TEMPERATURES = (0.05, 0.25, 0.5, 1.0)
 """The first is as good as greedy."""
+MAX_ACTIONS = 32
+"""With more, the choices of all candidates need much memory, and each one is rare."""
 MAX_STEPS = 32_768
 """Recorded steps that candidates are ranked on; more cost memory."""
 
@@ -27,7 +29,7 @@ def may_rank(spec: GameSpec, *, stack: int) -> bool:
     """Whether candidates of a game are ranked; `stack`: observations per input."""
     has_images = any(image_channels(space) is not None for space in spec.obs_columns.values())
     is_small = stack == 1 and not has_images and not may_have_centre(spec)
-    return spec.discrete is not None and is_small
+    return spec.discrete is not None and spec.discrete.n <= MAX_ACTIONS and is_small
 
 
 @dataclass(frozen=True, slots=True)

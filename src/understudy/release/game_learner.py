@@ -15,6 +15,7 @@ except where noted:
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -283,7 +284,10 @@ class GameLearner:
         if best is not None:
             policy = best.policy
             source = clone if best.algorithm == "bc" else training
-            lineage = source.lineage(temperature=best.temperature, ranking=self._ranking.facts())
+            lineage = replace(
+                source.lineage(temperature=best.temperature, ranking=self._ranking.facts()),
+                parent=training.marks.model_no,
+            )
         clone.ranked()
         self._end_ranking()
         self._release(training, policy, lineage)

@@ -283,7 +283,7 @@ class GameTraining:
 
     def ranked(self) -> None:
         """Record that the current policy was ranked, so that the next one starts anew."""
-        self.marks = replace(self.marks, updates=self.updates, steps=self.steps)
+        self.marks = replace(self.marks, updates=self.updates)
         self._save()
 
     def admitted(self) -> None:

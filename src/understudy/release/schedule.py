@@ -5,8 +5,8 @@
     20,000 steps of people and bots ─► iql from new weights ─► candidate ─► gate
     twice as many ─► iql from new weights ─► candidate ─► gate, and so on
 
-Where actions are discrete, bc is trained beside iql, and the candidate is the one of both that
-recorded steps rank first (`release/candidate_ranking.py`).
+In games with few discrete actions and neither grids nor images, bc is trained beside iql, and the
+candidate is the one of both that recorded steps rank first (`release/candidate_ranking.py`).
 
 With `improve_with = "dqn"`, one training continues and releases a candidate from time to time. The
 next action is a pure function of a game's status, so that it can be tested and displayed.

@@ -264,8 +264,9 @@ class Limits:
     def owe(self, key: Key, size_bytes: int) -> float:
         """Charge the key for bytes of a body that arrived, which delays its later requests.
 
-        Returns 0, or the seconds to wait if the key owes too much for the body to be received:
-        otherwise a few seconds of parallel bodies could lock out all its players for minutes.
+        Returns 0, or the seconds to wait if the key owes too much already; then the body is to be
+        refused, and these bytes are not charged. Otherwise a few seconds of parallel bodies could
+        lock out all its players for minutes.
         """
         bucket = self._buckets.get(key.id)
         if bucket is None or size_bytes <= 0:

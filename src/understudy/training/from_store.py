@@ -17,7 +17,7 @@ from understudy.experience.chunk import By, Chunk, ChunkId, RowKind, chunk_name
 from understudy.experience.frame import FrameKind
 from understudy.experience.session import tombstone_of
 from understudy.learn.learner import Learner
-from understudy.learn.replay import HostReplay, ReplayConfig, ReplaySource
+from understudy.learn.replay import Drawn, HostReplay, ReplayConfig, ReplaySource
 from understudy.nn.policy import Policy
 from understudy.ports import Forgotten, Stored
 from understudy.training.events import Compiling, Guarded, OnEvent, Update
@@ -240,13 +240,7 @@ class FromStore:
 
     def learned_sample(self, max_steps: int = _COMPARED_STEPS) -> Batch:
         """Some of the steps that are learned from, as updates see them."""
-        batch = _sample(self._replay, max_steps)
-        limits = self._source.limits
-        if limits is None:
-            return batch
-        one: Batch = jax.tree.map(lambda column: column[None], batch)
-        limited: Batch = jax.tree.map(lambda column: column[0], limits.apply(one))
-        return limited
+        return _without_axis(self._source.limited(_draw(self._replay, max_steps)))
 
     def held_out(self) -> list[Batch]:
         """The held-out steps, a batch for each player; those erased since then are omitted."""
@@ -264,7 +258,7 @@ class FromStore:
                 replay.insert(chunk)
             for chunk in chunks:
                 replay.close(chunk.meta.session)
-            batches.append(_sample(replay))
+            batches.append(_without_axis(_draw(replay, _COMPARED_STEPS).batches))
         return batches
 
     def _end(self, session: uuid.UUID) -> None:
@@ -346,11 +340,15 @@ def held_out_of(players: Mapping[ChunkId, bytes], steps: Mapping[ChunkId, int]) 
     return held_out
 
 
-def _sample(replay: HostReplay, max_steps: int = _COMPARED_STEPS) -> Batch:
-    """Steps of a replay, without its axis of several batches."""
+def _draw(replay: HostReplay, max_steps: int) -> Drawn:
+    """Steps of a replay, always the same ones of the same replay."""
     n_steps = min(max_steps, replay.n_sampleable)
-    drawn = replay.draw(1, rng=np.random.default_rng(0), batch=n_steps)
-    batch: Batch = jax.tree.map(lambda column: column[0], drawn.batches)
+    return replay.draw(1, rng=np.random.default_rng(0), batch=n_steps)
+
+
+def _without_axis(batches: Batch) -> Batch:
+    """The first of several batches."""
+    batch: Batch = jax.tree.map(lambda column: column[0], batches)
     return batch
 
 
