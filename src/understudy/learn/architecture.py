@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,6 +57,7 @@ _CENTRE = re.compile(
     r"(?P<grid>\S+) (?:(?P<channel>\d+)|(?P<row>[^\s,]+),(?P<column>[^\s,]+))"
     r"(?: of (?P<first>-?\d+)\.\.(?P<last>-?\d+))?"
 )
+"""A `centre` setting: a grid, a channel or a row and a column, and perhaps its codes."""
 _NUMBER = re.compile(r"(?P<name>[^\s\[\]]+)(?:\[(?P<index>\d+)\])?")
 """A number of an observation: its column, and its index there."""
 MAX_OTHERS = 64
@@ -130,29 +132,45 @@ def _layers(space: Space, *, stack: int, observation_norm: bool) -> tuple[Layer,
     return (*encoding, Flatten())
 
 
+class _ShownFrom(NamedTuple):
+    """What a `centre` setting says: a grid, and its cell of a channel, or in a row and column."""
+
+    grid: str
+    codes: OneHot | None
+    """The encoding of the grid's cells, if they are codes."""
+    axis: int
+    """The grid's channel axis, once its cells are encoded."""
+    channel: int
+    """-1: the cell is in `row` and `column`, each a column and an index from its end."""
+    row: tuple[str, int] | tuple[()]
+    column: tuple[str, int] | tuple[()]
+
+
+def _shown_from(game: GameSpec, centre: str) -> _ShownFrom:
+    parts = _CENTRE.fullmatch(centre)
+    space = game.obs_columns.get(parts["grid"]) if parts else None
+    if parts and space is not None:
+        codes = cell_codes(space) if parts["first"] is None else _codes_of(space, parts)
+        is_valid = codes is not None or parts["first"] is None
+        axis = grid_channel(space, codes) if is_valid else None
+        row, column = (_place(game, parts[name] or "") for name in ("row", "column"))
+        if axis is not None and (parts["channel"] or (row and column)):
+            return _ShownFrom(parts["grid"], codes, axis, int(parts["channel"] or -1), row, column)
+    raise ConfigError(
+        f"centre is {centre!r}; give a grid and one of its channels, such as 'obs.grid 5', or a "
+        "grid, a row and a column, such as 'obs.grid obs.place[0],obs.place[1]' or 'obs.grid "
+        "obs.y,obs.x'; for a grid of numbers from 0 to 6 add ' of 0..6'; columns: "
+        f"{', '.join(game.obs_columns)}"
+    )
+
+
 def _centred(
     game: GameSpec, inputs: Mapping[str, Input], centre: str, *, stack: int
 ) -> dict[str, Input]:
-    """The input of a grid, shown from the cell of a channel, or in a row and column."""
-    parts = _CENTRE.fullmatch(centre)
-    grid = parts["grid"] if parts else ""
-    space = game.obs_columns.get(grid)
-    codes = channel = None
-    places: list[tuple[str, int] | tuple[()]] = [(), ()]
-    if parts and space is not None:
-        codes = cell_codes(space) if parts["first"] is None else _codes_of(space, parts)
-        if codes is not None or parts["first"] is None:
-            channel = grid_channel(space, codes)
-        places = [_place(game, parts[name] or "") for name in ("row", "column")]
-    if not parts or space is None or channel is None or not (parts["channel"] or all(places)):
-        raise ConfigError(
-            f"centre is {centre!r}; give a grid and one of its channels, such as 'obs.grid 5', or "
-            "a grid, a row and a column, such as 'obs.grid obs.place[0],obs.place[1]' or 'obs.grid "
-            f"obs.y,obs.x'; for a grid of numbers from 0 to 6 add ' of 0..6'; columns: "
-            f"{', '.join(inputs)}"
-        )
-    column = inputs[grid]
-    encoding: tuple[Layer, ...] = (codes,) if codes is not None else column.layers
+    """The input of a grid, shown from one of its cells."""
+    grid, codes, axis, channel, row, column = _shown_from(game, centre)
+    space = game.obs_columns[grid]
+    encoding: tuple[Layer, ...] = (codes,) if codes is not None else inputs[grid].layers
     # Small numbers need no norm, with which the same thing would look different on each cell.
     is_small = isinstance(space, Box) and space.high is not None and np.abs(space.ends()).max() <= 1
     first = [
@@ -161,30 +179,29 @@ def _centred(
         if isinstance(layer, OneHot | ScaleImage)
         or (isinstance(layer, ObservationNorm) and not is_small)
     ]
-    n_channels = space.shape[channel] if codes is None else codes.n
-    widths = {name: _width(other) for name, other in inputs.items() if name != grid}
-    sides = [size for axis, size in enumerate(space.shape) if axis != channel]
+    n_channels = space.shape[axis] if codes is None else codes.n
+    sides = [size for at, size in enumerate(space.shape) if at != axis]
     is_large = max(sides) > 2 * RADIUS + 1
-    named = Counter(place[0] for place in places if place)
-    only_places = {
-        name for name, count in named.items() if count == math.prod(game.obs_columns[name].shape)
-    }
+    named = Counter(place[0] for place in (row, column) if place)
+    others = [
+        name
+        for name, other in inputs.items()
+        if name != grid
+        and _width(other) <= MAX_OTHERS
+        and named[name] != math.prod(game.obs_columns[name].shape)
+    ]
     shown = Centre(
         # The newest of a stack of observations comes last.
-        channel=int(parts["channel"]) + (stack - 1) * n_channels if parts["channel"] else -1,
-        row=places[0],
-        column=places[1],
+        channel=channel + (stack - 1) * n_channels if channel >= 0 else -1,
+        row=row,
+        column=column,
         radius=LARGE_RADIUS if is_large else RADIUS,
-        others=tuple(
-            name
-            for name, width in widths.items()
-            if name not in only_places and width <= MAX_OTHERS
-        ),
+        others=tuple(others),
     )
     convs = CENTRED_LARGE if is_large else CENTRED
-    axes = (0, channel + 1) if stack > 1 else (channel,)
+    axes = (0, axis + 1) if stack > 1 else (axis,)
     layers = (*first, Channels(axes), shown, *_with_relu(convs), Flatten())
-    return {grid: Input(column.shape, column.dtype, layers)}
+    return {grid: Input(inputs[grid].shape, inputs[grid].dtype, layers)}
 
 
 def _codes_of(space: Space, parts: re.Match[str]) -> OneHot | None:

@@ -320,7 +320,7 @@ class Centre:
                 "('obs.place', -2), and names of inputs as `others`"
             )
 
-    def places(self) -> dict[str, int]:
+    def n_last_numbers(self) -> dict[str, int]:
         """By input, how many of its last numbers are needed."""
         needed: dict[str, int] = {}
         for place in (self.row, self.column):
@@ -341,7 +341,7 @@ class Centre:
                 f"{self} has an input of shape {shape}; it needs (height, width, channels) with "
                 f"more than {self.channel} channels"
             )
-        if unknown := sorted({*self.others, *self.places()} - widths.keys()):
+        if unknown := sorted({*self.others, *self.n_last_numbers()} - widths.keys()):
             raise ConfigError(
                 f"{self} needs the inputs {', '.join(unknown)}; give those of inputs without Centre"
             )
@@ -469,7 +469,7 @@ class NetworkSpec:
             column = self.inputs[name]
             place = f"inputs.{name}"
             for layer in column.layers:
-                needed = layer.places() if isinstance(layer, Centre) else {}
+                needed = layer.n_last_numbers() if isinstance(layer, Centre) else {}
                 for other, n_last in needed.items():
                     if other in self.inputs and math.prod(self.inputs[other].shape) < n_last:
                         raise ConfigError(
