@@ -239,6 +239,7 @@ def test_a_target_with_files_and_a_source_without_data_are_rejected(
     back_up(deployed, tmp_path / "B")
     with pytest.raises(ConfigError, match="holds a deployment already"):
         restore(tmp_path / "B", deployed)
+    assert not deployed.restoring.exists()
 
 
 def test_a_restore_that_fails_leaves_nothing_that_looks_like_a_deployment(

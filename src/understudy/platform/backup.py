@@ -127,23 +127,25 @@ def restore(
     make_folder(data.root)
     with FileLock(data.root / _RESTORE_LOCK, what=f"a restore to {data.root}"):
         staged = DataFolder(data.restoring)
-        began = _Restore(staged.root, f"{_digest(source / _FACTS)[1]} {models} {revoke_keys}")
+        progress = _Restore(staged.root, f"{_digest(source / _FACTS)[1]} {models} {revoke_keys}")
         has_deployment = any(
             path.exists() for path in (data.root / "store", signing_key(data), data.root / "models")
         )
-        if has_deployment and began.stage != "ready":
+        if has_deployment and progress.stage != "ready":
             raise ConfigError(
                 f"{data.root} holds a deployment already; pass a folder that does not exist yet "
                 "with --data"
             )
         try:
-            if not began.stage:
+            if not progress.stage:
+                shutil.rmtree(staged.root, ignore_errors=True)
+                make_folder(staged.root)
                 _copy_to(staged, source, models)
-                began.reach("verified")
-            if began.stage == "verified":
+                progress.reach("verified")
+            if progress.stage == "verified":
                 if signing_key(staged).exists():
                     _restart_journals(staged, models, revoke_keys=revoke_keys)
-                began.reach("ready")
+                progress.reach("ready")
         except BaseException:
             shutil.rmtree(staged.root, ignore_errors=True)
             raise
@@ -161,7 +163,7 @@ class _Restore:
     """How far a restore has come, in a file, so that one that was killed continues from there."""
 
     def __init__(self, folder: Path, what: str) -> None:
-        """`what`: the backup and the options; what another restore left is removed."""
+        """`what`: the backup and the options; another restore that was killed does not continue."""
         self._folder = folder
         self._what = what
         self.stage = ""
@@ -175,11 +177,9 @@ class _Restore:
                 )
             if before != what:
                 self.stage = ""
-        if not self.stage:
-            shutil.rmtree(folder, ignore_errors=True)
-        make_folder(folder)
 
     def reach(self, stage: str) -> None:
+        """Note durably that this stage is reached."""
         write_file(self._folder / _STAGE_FILE, f"{stage}\n{self._what}".encode())
         self.stage = stage
 
