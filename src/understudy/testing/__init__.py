@@ -15,7 +15,8 @@ class TestMyStore(StoreContract, StoreAdminContract):
 
 StoreContract needs both ports of a store, and `make` and `reopen`. StreamContract, LinkContract and
 ObjectsContract need `make()`; AlgorithmContract, which imports JAX, is in
-`understudy.testing.algorithm`. Each contract names its optional hooks.
+`understudy.testing.algorithm`. Each contract names its optional hooks. Malicious players, in trials
+of the gate and in recorded steps, are simulated by `understudy.testing.poisoning`.
 """
 
 import sys
