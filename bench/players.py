@@ -66,7 +66,7 @@ from understudy.models.manifest import model_name  # noqa: E402
 from understudy.models.registry import Registry  # noqa: E402
 from understudy.nn.policy import Policy  # noqa: E402
 from understudy.platform.children import end_children, kill_children  # noqa: E402
-from understudy.platform.config import Config, GatewaySection  # noqa: E402
+from understudy.platform.config import Config, GatewaySection, LearnerSection  # noqa: E402
 from understudy.platform.platform import Platform  # noqa: E402
 from understudy.simulation.ledger import LedgerLink  # noqa: E402
 from understudy.simulation.people import BOT_SHARE  # noqa: E402
@@ -290,7 +290,15 @@ Show = Callable[[int, str], None]
 class Loop:
     """One game, played by its people and bots through a platform on an empty folder."""
 
-    def __init__(self, game: PeopleGame, *, seed: int, folder: Path, show: Show) -> None:
+    def __init__(
+        self,
+        game: PeopleGame,
+        *,
+        seed: int,
+        folder: Path,
+        show: Show,
+        learner: LearnerSection | None = None,
+    ) -> None:
         self.game = game
         self.people_steps = 0
         self.bot_steps = 0
@@ -303,7 +311,9 @@ class Loop:
         self._seed = seed
         self._data = DataFolder(folder)
         self._show = show
-        self._config = Config(data=str(folder), gateway=GatewaySection(port=0))
+        self._config = Config(
+            data=str(folder), gateway=GatewaySection(port=0), learner=learner or LearnerSection()
+        )
         self._people = [Person(game, skill) for skill in game.people]
         self._chances = np.random.default_rng([seed, 0, _SHARING])
         self._n_episodes = 0
@@ -433,13 +443,20 @@ class Loop:
 
 
 def run_loop(
-    game: PeopleGame, *, steps: int, seed: int, episodes: int, folder: Path, show: Show
+    game: PeopleGame,
+    *,
+    steps: int,
+    seed: int,
+    episodes: int,
+    folder: Path,
+    show: Show,
+    learner: LearnerSection | None = None,
 ) -> dict[str, Any]:
     """Play one game to this many steps of people; measure each champion, and the last canary."""
     code = commit()
     began_s = time.monotonic()
     began_cpu_s = _processor_s()
-    loop = Loop(game, seed=seed, folder=folder, show=show)
+    loop = Loop(game, seed=seed, folder=folder, show=show, learner=learner)
     verification = loop.run(steps)
     played_minutes = (time.monotonic() - began_s) / 60
     cpu_minutes = (_processor_s() - began_cpu_s) / 60
