@@ -144,6 +144,15 @@ def test_any_nested_gymnasium_space_can_be_recorded(obs: Any, action: Any) -> No
     assert decode_chunk(chunk.encode()) == chunk
 
 
+def test_named_observations_may_be_lengths_and_shapes() -> None:
+    spec = game_spec("grid", obs={"grid": (7, 7), "energy": 1, "on": Discrete(2)}, actions=4)
+    floats = DTYPES["F32"]
+    assert spec.obs == {"grid": Box((7, 7), floats), "energy": Box((1,), floats), "on": Discrete(2)}
+    for wrong in ("seven", (7, 0), None, [7]):
+        with pytest.raises(SpecError, match=r"obs\['grid'\] is .*; give a space such as Box"):
+            game_spec("grid", obs={"grid": wrong}, actions=4)  # type: ignore[dict-item]
+
+
 def test_a_box_may_be_bounded_in_some_elements_only() -> None:
     low = np.array([-1, -np.inf], np.float32)
     high = np.array([np.inf, 2], np.float32)

@@ -240,6 +240,11 @@ def test_a_target_with_files_and_a_source_without_data_are_rejected(
     with pytest.raises(ConfigError, match="holds a deployment already"):
         restore(tmp_path / "B", deployed)
     assert not deployed.restoring.exists()
+    with pytest.raises(ConfigError, match="is inside the backup"):
+        restore(tmp_path / "B", DataFolder(tmp_path / "B" / "x"))
+    with pytest.raises(ConfigError, match="is a backup, which would be changed; restore it"):
+        open_deployment(DataFolder(tmp_path / "B"))
+    assert verify_backup(tmp_path / "B").steps == 40
 
 
 def test_a_restore_that_fails_leaves_nothing_that_looks_like_a_deployment(

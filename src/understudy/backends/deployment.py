@@ -27,6 +27,8 @@ from understudy.models.objects import FolderObjects, open_objects
 from understudy.models.registry import Registry
 from understudy.ports import Objects
 
+BACKUP_FILE = "backup.json"
+"""The table of contents of a backup; a folder with it is not a data folder."""
 _FINGERPRINTS = "deployment.json"
 """Object with fingerprints of the keys: it distinguishes a lost key from a new deployment, and the
 keys of all machines that share models must match it."""
@@ -102,6 +104,11 @@ def _signer(data: DataFolder, objects: Objects, *, is_remote: bool) -> Signer:
     other's models.
     """
     path = signing_key(data)
+    if (data.root / BACKUP_FILE).exists():
+        raise ConfigError(
+            f"{data.root} is a backup, which would be changed; restore it to a new folder first: "
+            f"understudy restore {data.root} --keys keep --data NEW"
+        )
     if data.restoring.exists() and not path.exists():
         raise ConfigError(
             f"a restore to {data.root} is running or did not finish; run 'understudy restore' with "

@@ -238,7 +238,7 @@ _FIELDS = {
 def game_spec(
     game: str,
     *,
-    obs: int | Sequence[int] | Sequence[str] | Space | Mapping[str, Space],
+    obs: int | Sequence[int] | Sequence[str] | Space | Mapping[str, Space | int | tuple[int, ...]],
     actions: int | Sequence[str] | Space | Mapping[str, Space],
     has_action_mask: bool = False,
     max_episode_steps: int | None = None,
@@ -262,7 +262,7 @@ def game_spec(
 
 def _obs(obs: Any) -> tuple[Mapping[str, Space], tuple[str, ...]]:
     if isinstance(obs, Mapping):
-        return dict(obs), ()
+        return {name: _obs_space(name, part) for name, part in obs.items()}, ()
     if hasattr(obs, "to_json"):
         return {"": obs}, ()
     if isinstance(obs, int) and not isinstance(obs, bool):
@@ -274,6 +274,20 @@ def _obs(obs: Any) -> tuple[Mapping[str, Space], tuple[str, ...]]:
             return {"": Box(tuple(obs), DTYPES["F32"])}, ()
     raise SpecError(
         f"obs is {obs!r}; give a length (6), a shape ((84, 84)), names, a space, or spaces by name"
+    )
+
+
+def _obs_space(name: Any, part: Any) -> Space:
+    """A space, or a Box of floats with this length or shape."""
+    if hasattr(part, "to_json"):
+        space: Space = part
+        return space
+    shape = (part,) if type(part) is int else part
+    if isinstance(shape, tuple) and shape and all(type(n) is int and n > 0 for n in shape):
+        return Box(shape, DTYPES["F32"])
+    raise SpecError(
+        f"obs[{name!r}] is {str(part)[:80]}; give a space such as Box((7, 7), 'float32'), a length "
+        "or a shape"
     )
 
 

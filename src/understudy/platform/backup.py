@@ -28,7 +28,7 @@ from typing import Any
 
 import understudy
 from understudy.backends.data import DataFolder
-from understudy.backends.deployment import open_deployment, signing_key
+from understudy.backends.deployment import BACKUP_FILE, open_deployment, signing_key
 from understudy.backends.local import audit_store, summary
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, Corrupt, Refused
@@ -44,7 +44,7 @@ from understudy.platform.requests import send_request
 from understudy.ports import Objects
 
 FORMAT = "understudy-backup/1"
-_FACTS = "backup.json"
+_FACTS = BACKUP_FILE
 _FILES = ("key", "signing.key", "development.json", "understudy.toml", LAST_START_FILE)
 _JOURNALS = ("keys", "registry")
 _PREFIXES = (*_JOURNALS, "games", "blobs")
@@ -124,6 +124,11 @@ def restore(
     revoke every key, since keys that were revoked after the backup are valid again.
     """
     proof = verify_backup(source)
+    if source.resolve() in (data.root.resolve(), *data.root.resolve().parents):
+        raise ConfigError(
+            f"{data.root} is inside the backup {source}, which it would damage; pass a folder "
+            "outside of it with --data"
+        )
     make_folder(data.root)
     with FileLock(data.root / _RESTORE_LOCK, what=f"a restore to {data.root}"):
         staged = DataFolder(data.restoring)
@@ -225,7 +230,7 @@ def verify_backup(backup: Path) -> Proof:
             )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
-            f"{backup} is not a backup ({error!r}); pass a folder that 'understudy backup' created"
+            f"{backup} is not a backup ({error}); pass a folder that 'understudy backup' created"
         ) from None
     for name, digest in files.items():
         if not (backup / name).is_file() or _digest(backup / name) != digest:
