@@ -1,6 +1,8 @@
 """The Kafka stream without a broker: addresses, settings, errors and timeouts."""
 
 import math
+import random
+import signal
 import socket
 import sys
 import threading
@@ -21,6 +23,7 @@ from understudy.streams.kafka import (
     KafkaWriter,
     PartitionReader,
     PendingAppend,
+    create_kafka,
     offset_after,
     open_kafka,
     partition_of,
@@ -226,6 +229,18 @@ def test_opening_times_out_without_a_response(silent_server: str):
     assert time.monotonic() - began_s < 3.0
     assert f"opening Kafka topic 'plays' at {silent_server} failed: " in str(raised.value)
     assert "; check that a broker is running there" in str(raised.value)
+
+
+def test_an_interrupt_ends_an_admin_request_at_any_moment(silent_server: str):
+    location = parse_location(f"kafka://{silent_server}/plays?open_timeout_s=60")
+    delays_s = random.Random(1)
+    for _ in range(200):
+        interrupt = threading.Timer(
+            delays_s.uniform(0, 0.004), signal.raise_signal, [signal.SIGINT]
+        )
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.start()
+            create_kafka(location)
 
 
 def test_an_error_while_opening_does_not_keep_the_admin_client():

@@ -9,6 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from functools import partial
 from typing import Any
@@ -185,15 +186,21 @@ def _admin_request(
     doing: str,
     call: Callable[[Any], Any],
 ) -> Any:
-    """The result of an admin request; raises on timeout, and earlier if waiting does not help."""
+    """The result of an admin request; raises on timeout, and earlier if waiting does not help.
+
+    The library reports a Ctrl-C within its C code as a wrong argument. Its calls, which return at
+    once, are therefore made in a thread: Python handles signals in the main one.
+    """
+    settings = {**config.client(), "error_cb": last_error.note}
+    thread = ThreadPoolExecutor(1)
     try:
-        admin = kafka.admin.AdminClient({**config.client(), "error_cb": last_error.note})
+        admin = thread.submit(kafka.admin.AdminClient, settings).result()
     except kafka.KafkaException as error:
         raise ConfigError(
             f"the Kafka library rejects the settings: {error.args[0].str()}; correct the address"
         ) from None
     try:
-        future = call(admin)[config.topic]
+        future = thread.submit(call, admin).result()[config.topic]
         for number in range(max(1, round(config.open_timeout_s / _POLL_SLICE_S))):
             try:
                 return future.result(timeout=_POLL_SLICE_S)
@@ -208,6 +215,7 @@ def _admin_request(
         # Free the client here, not with the traceback of an error: the garbage collector may run in
         # the client's own thread, and the library aborts the process if the client is freed there.
         del admin
+        thread.shutdown(wait=False)
     raise last_error.explained(doing, at_start=True)
 
 
