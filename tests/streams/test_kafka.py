@@ -234,13 +234,15 @@ def test_opening_times_out_without_a_response(silent_server: str):
 def test_an_interrupt_ends_an_admin_request_at_any_moment(silent_server: str):
     location = parse_location(f"kafka://{silent_server}/plays?open_timeout_s=60")
     delays_s = random.Random(1)
-    for _ in range(200):
-        interrupt = threading.Timer(
-            delays_s.uniform(0, 0.004), signal.raise_signal, [signal.SIGINT]
-        )
+
+    def create_interrupted() -> None:
+        delay_s = delays_s.uniform(0, 0.004)
+        threading.Timer(delay_s, signal.raise_signal, [signal.SIGINT]).start()
+        create_kafka(location)
+
+    for _ in range(50):
         with pytest.raises(KeyboardInterrupt):
-            interrupt.start()
-            create_kafka(location)
+            create_interrupted()
 
 
 def test_an_error_while_opening_does_not_keep_the_admin_client():
