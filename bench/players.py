@@ -24,13 +24,14 @@ gateway, stream, ingest, store, learner and gate. The people play in turn, and l
 episodes to the bot once there is one. Every 1,000 steps they wait until the learner has nothing to
 do. On the scale on which the average person is 0 and the best one is 1, as people.json has them,
 the champion should be at 0 or above after 30,000 steps of people and at 0.8 after 300,000, and no
-promoted bot below random play. A second call measures only what is missing: runs of other commits
-are measured again unless --keep is given.
+promoted bot below random play, nor below the champion before it by more than the error. A second
+call measures only what is missing: runs of other commits are measured again unless --keep is given.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -526,6 +527,10 @@ def misses(row: Mapping[str, Any]) -> list[str]:
         missed.append(f"champion below {goal:g}")
     if any(bot["on_scale"] < row["random_on_scale"] for bot in row["promotions"]):
         missed.append("promoted below random play")
+    for before, after in itertools.pairwise(row["promotions"]):
+        error = math.hypot(before["standard_error"], after["standard_error"])
+        if after["mean"] < before["mean"] - 1.96 * error:
+            missed.append(f"model {after['model']} lowered the champion's return")
     return missed
 
 

@@ -218,40 +218,43 @@ def test_a_quick_run_writes_a_result_and_repeats_its_figures(tmp_path: Path) -> 
 
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize(
-    ("name", "steps"),
+    ("name", "learner"),
     [
-        ("poker", STEPS),
-        ("cartpole", STEPS),
+        # A third of the updates of iql, which take most of the minutes; in CartPole, a clone wins.
+        pytest.param("poker", LearnerSection(iql_updates=1_536, ranking_updates=512), id="poker"),
+        pytest.param("cartpole", LearnerSection(iql_updates=512, ranking_updates=0), id="cartpole"),
+        pytest.param("poker", LearnerSection(), id="poker, full", marks=pytest.mark.slow),
+        pytest.param("cartpole", LearnerSection(), id="cartpole, full", marks=pytest.mark.slow),
         pytest.param(
             "vault",
-            STEPS,
+            LearnerSection(),
+            id="vault, full",
             marks=[
                 pytest.mark.slow,
                 pytest.mark.xfail(
-                    reason="the champion is at the average person's return, 0.00 with this seed on "
-                    "two cores: sometimes above the goal and sometimes below"
+                    reason="the champion is at the average person's return, 0.03 with this seed: "
+                    "sometimes above the goal and sometimes below",
+                    strict=False,
                 ),
             ],
         ),
     ],
 )
 def test_people_play_through_a_platform_and_its_champion_is_measured(
-    name: str, steps: int, tmp_path: Path
+    name: str, learner: LearnerSection, tmp_path: Path
 ) -> None:
     game = GAMES[name]
     folder = tmp_path / "data"
-    # The ranking of candidates takes two minutes more; poker has it.
-    learner = LearnerSection(ranking_updates=0) if name == "cartpole" else None
     row = run_loop(
         game,
-        steps=steps,
+        steps=STEPS,
         seed=0,
         episodes=300,
         folder=folder,
         show=lambda *_: None,
         learner=learner,
     )
-    assert row["people_steps"] >= steps
+    assert row["people_steps"] >= STEPS
     assert row["stored_steps"] == row["people_steps"] + row["bot_steps"]
     assert (row["lost_steps"], row["duplicate_steps"]) == (0, 0)
     first, *_ = row["promotions"]
@@ -271,8 +274,7 @@ def test_people_play_through_a_platform_and_its_champion_is_measured(
     error = np.hypot(champion["standard_error"], direct.std(ddof=1) / np.sqrt(300))
     assert abs(champion["mean"] - direct.mean()) < 4 * error
     assert not [bot for bot in row["promotions"] if bot["on_scale"] < row["random_on_scale"]]
-    if steps >= STEPS:
-        assert row["missed"] == []
+    assert row["missed"] == []
 
 
 def row_of(**changes: Any) -> dict[str, Any]:
@@ -293,14 +295,18 @@ def row_of(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_run_misses_its_goals_by_its_champion_its_promotions_or_its_steps() -> None:
-    def at(place: float) -> dict[str, Any]:
-        return {"model": 2, "on_scale": place}
+    def at(place: float, mean: float = 0.0) -> dict[str, Any]:
+        return {"model": 2, "on_scale": place, "mean": mean, "standard_error": 1.0}
 
     assert misses(row_of()) == []
     assert misses(row_of(champion=None, promotions=[])) == ["no champion"]
     assert misses(row_of(champion=at(-0.01))) == ["champion below 0"]
     assert misses(row_of(champion=at(0.79), steps=300_000)) == ["champion below 0.8"]
-    assert misses(row_of(promotions=[at(-1.01), at(1.0)])) == ["promoted below random play"]
+    lowest = [at(-1.01, mean=0.0), at(1.0, mean=0.0)]
+    assert misses(row_of(promotions=lowest)) == ["promoted below random play"]
+    assert misses(row_of(promotions=[at(1.0, mean=5.0), at(0.9, mean=2.3)])) == []
+    falling = [at(1.0, mean=5.0), at(0.9, mean=2.2)]
+    assert misses(row_of(promotions=falling)) == ["model 2 lowered the champion's return"]
     assert misses(row_of(lost_steps=1)) == ["steps were lost or stored twice"]
 
 

@@ -103,7 +103,9 @@ def test_doctor_and_version_report_the_installation(folder: str) -> None:
         "store",
         "spool",
     }
-    assert last_object(understudy("version", "--json"))["frame"] == 1
+    versions = last_object(understudy("version", "--json"))
+    assert versions["frame"] == 1
+    assert understudy("--version").stdout == f"understudy {versions['understudy']}\n"
 
 
 def test_a_lost_key_is_named_in_one_line_and_by_the_doctor(folder: str, tmp_path: Path) -> None:

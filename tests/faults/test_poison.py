@@ -169,7 +169,7 @@ class EndlessSessions:
         pass
 
 
-@sizes("sessions", short=30_000, full=1_000_000, timeout_s=3000)
+@sizes("sessions", short=15_000, full=1_000_000, timeout_s=3000)
 def test_memory_stays_flat_over_many_sessions(
     tmp_path: Path, specs: SpecFolder, sessions: int, seed: int, card: Card
 ) -> None:

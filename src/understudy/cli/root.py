@@ -98,6 +98,7 @@ class _Lazy(click.Group):
     ),
 )
 @click.option("--debug", is_flag=True, help="Show a traceback on errors.")
+@click.version_option(understudy.__version__, message="understudy %(version)s")
 @click.pass_context
 def root(ctx: click.Context, debug: bool) -> None:
     """understudy turns the games people play into bots worth playing against."""
