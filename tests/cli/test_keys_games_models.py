@@ -282,6 +282,8 @@ def test_damaged_keys_and_specs_are_reported(ask: Asked, tmp_path: Path):
     (spec,) = (models / "games" / "pong").iterdir()
     spec.write_bytes(b"x")
     assert f"{spec.name} cannot be read" in ask("games list", code=2)[1]
+    checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
+    assert f"pong (spec): games/pong/{spec.name} has contents" in checks["models"]["result"]
 
 
 @pytest.mark.parametrize("fate", ["keep", "revoke"])
@@ -320,10 +322,23 @@ def test_the_doctor_names_damaged_and_lost_key_files(ask: Asked, tmp_path: Path)
         assert f"{name} is damaged" in red()[name]
         path.write_bytes(raw)
         ask("doctor")
+    fingerprints = tmp_path / "D" / "models" / "deployment.json"
+    fingerprints.unlink()
+    assert "deployment.json beside the models is missing" in red()["models"]
+    assert not fingerprints.exists()
+    ask("keys list")
+    ask("doctor")
     signing_key(DataFolder(tmp_path / "D")).unlink()
     assert "signing.key" in red()["models"]
     assert "restore it from a backup" in ask("keys list", code=2)[1]
     assert not signing_key(DataFolder(tmp_path / "D")).exists()
+
+
+def test_the_doctor_names_an_unfinished_restore(ask: Asked, tmp_path: Path):
+    (tmp_path / "D" / "restoring").mkdir(parents=True)
+    last = ask.json("doctor", code=1)["checks"][-1]
+    assert (last["name"], last["colour"]) == ("data folder", "red")
+    assert "run 'understudy restore' with the same backup again" in last["result"]
 
 
 def test_a_flipped_key_is_an_error_of_forget_instead_of_nothing_found(ask: Asked, tmp_path: Path):

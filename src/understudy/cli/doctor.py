@@ -17,9 +17,15 @@ import click
 
 from understudy.backends.addresses import open_store, open_stream
 from understudy.backends.data import DataFolder, data_folder
-from understudy.backends.deployment import has_deployment, open_deployment, signing_key
+from understudy.backends.deployment import (
+    has_deployment,
+    inspect_deployment,
+    signing_key,
+    why_unusable,
+)
 from understudy.backends.local import open_file_stream, open_view
 from understudy.backends.specs import RegistrySpecs
+from understudy.cli.certificates import certificates, check_certificate
 from understudy.cli.options import common_options, console, examples, finish
 from understudy.client.spool import count_spooled
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
@@ -94,6 +100,10 @@ def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[DoctorCh
         yield DoctorCheck("packages", "green", f"all {len(_NEEDED)} are installed")
     yield from _disk(data.root if data is not None else Path(tempfile.gettempdir()))
     if data is not None:
+        yield from _certificates(config)
+        if reason := why_unusable(data):
+            yield DoctorCheck("data folder", "red", reason)  # the message names the next step
+            return
         stream = config.stream.url
         store = config.store.url
         models = config.models.url
@@ -137,6 +147,13 @@ def _disk(where: Path) -> Iterator[DoctorCheck]:
     yield DoctorCheck(
         "sync of 16 KiB", "yellow" if slow else "green", f"{took_ms:.2f} ms (median of 9)", advice
     )
+
+
+def _certificates(config: Config) -> Iterator[DoctorCheck]:
+    for path in certificates(config):
+        is_valid, advice = check_certificate(path, now_s=time.time())
+        colour: Colour = "red" if not is_valid else "yellow" if advice else "green"
+        yield DoctorCheck("certificate", colour, advice or f"{path} is valid")
 
 
 def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
@@ -228,7 +245,7 @@ def _stream(data: DataFolder, url: str) -> Iterator[DoctorCheck]:
 
 def _store(data: DataFolder, url: str, models: str) -> Iterator[DoctorCheck]:
     try:
-        specs = RegistrySpecs(open_deployment(data, models=models).registry)
+        specs = RegistrySpecs(inspect_deployment(data, models=models).registry)
         with contextlib.closing(open_store(url, specs=specs)) as store:
             store.tail(None, max_items=1, wait_s=0.0)
             yield DoctorCheck("store", "green", f"responds at {mask_secrets(url)}")
@@ -254,7 +271,7 @@ def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
     try:
         if not has_deployment(data, models=models):
             return
-        deployment = open_deployment(data, models=models)
+        deployment = inspect_deployment(data, models=models)
         registry = deployment.registry
         games = registry.games()
         damaged = [

@@ -1,6 +1,8 @@
 """understudy status: the state of a platform, read from the files of its data folder."""
 
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -9,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from understudy.backends.data import DataFolder, count_store
-from understudy.backends.deployment import open_deployment, signing_key
+from understudy.backends.deployment import has_deployment, inspect_deployment, why_unusable
+from understudy.cli.certificates import certificates, check_certificate
 from understudy.cli.options import common_options, examples, finish, format_count, results
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed
@@ -35,7 +38,12 @@ def status(data_text: str | None, as_json: bool) -> int:
     """Show roles, rates, lag, games and models; exits 1 if something is wrong or nothing runs."""
     config = resolve({"data": data_text}).config
     urls = {"stream": config.stream.url, "store": config.store.url, "models": config.models.url}
-    fields = platform_status(config.folder, models=config.models.url, store=config.store.url)
+    fields = platform_status(
+        config.folder,
+        models=config.models.url,
+        store=config.store.url,
+        certificates=certificates(config),
+    )
     fields["elsewhere"] = {part: mask_secrets(url) for part, url in urls.items() if url}
     _print(results(as_json=as_json), fields)
     return finish(fields, as_json=as_json, code=0 if fields["ok"] else 1)
@@ -148,7 +156,12 @@ def _skills(game: dict[str, Any]) -> str:
 
 
 def platform_status(
-    data: DataFolder, *, models: str = "", store: str = "", clock: Clock | None = None
+    data: DataFolder,
+    *,
+    models: str = "",
+    store: str = "",
+    certificates: Sequence[Path] = (),
+    clock: Clock | None = None,
 ) -> dict[str, Any]:
     """Roles, rates, lag, games with their schedule, models and next steps of a platform.
 
@@ -163,17 +176,19 @@ def platform_status(
     games, damage = _games(data, models, counts["games"], learner)
     gateway = next((role for role in roles if role["role"] == "gateway" and role["alive"]), None)
     has_damage = any(
-        name.startswith(("champion", "journal"))
+        name.startswith(("champion", "journal", "spec"))
         for game in games
         for name in game.get("damage", {})
     )
     is_stuck = any(_storage_error(role) or _window_error(role) for role in roles)
+    tls = [check_certificate(path, now_s=now_s) for path in certificates]
     return {
         "ok": bool(roles)
         and all(role["alive"] for role in roles)
         and not has_damage
         and not is_stuck
-        and not damage,
+        and not damage
+        and all(is_valid for is_valid, _ in tls),
         "url": gateway["report"].get("url") if gateway else None,
         "roles": roles,
         "lag_s": next((role["lag_s"] for role in roles if role["role"] == "ingest"), None),
@@ -182,7 +197,11 @@ def platform_status(
         "parked": counts["parked"],
         "evicted": counts["evicted"],
         "games": games,
-        "next": [*damage, *_next(data, roles, counts, games)],
+        "next": [
+            *damage,
+            *(advice for _, advice in tls if advice),
+            *_next(data, roles, counts, games),
+        ],
     }
 
 
@@ -201,18 +220,18 @@ def _games(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The state of each game, and what is wrong with the deployment's models and keys."""
     reports = learner["report"].get("games", {}) if learner else {}
-    damage = []
-    if signing_key(data).exists():
-        try:
-            deployment = open_deployment(data, models=models)
+    damage = [reason] if (reason := why_unusable(data)) else []
+    try:
+        if not damage and has_deployment(data, models=models):
+            deployment = inspect_deployment(data, models=models)
             if keys := deployment.keys.damage():
                 damage.append(f"keys: {keys}")
             return [
                 _game(deployment.registry, name, steps.get(name, 0), reports.get(name, {}))
                 for name in deployment.registry.games()
             ], damage
-        except (ConfigError, StorageFailed) as error:
-            damage.append(f"cannot read models: {error}")
+    except (ConfigError, StorageFailed) as error:
+        damage.append(f"cannot read models: {error}")
     names = sorted(steps.keys() | reports.keys())
     return [
         {"game": name, "steps": steps.get(name, 0), **_shown(reports.get(name, {}))}
@@ -289,7 +308,7 @@ def _next(
         for role in roles
         if (error := _window_error(role))
     ]
-    if not any(role["alive"] for role in roles):
+    if not any(role["alive"] for role in roles) and not why_unusable(data):
         advice.append(f"nothing is running; next: understudy up --data {data.root}")
     if lost := counts["quarantined"].get(DAMAGED_STREAM, 0):
         advice.append(

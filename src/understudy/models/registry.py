@@ -156,12 +156,21 @@ class Registry:
         return self.manifest(owner, number)
 
     def damage(self, game: str, *, every: bool = False) -> dict[str, str]:
-        """Problems of a game's journal and of the models its aliases point to; empty: none.
+        """Problems of a game's specs, journal and models that aliases point to; empty: none.
 
-        With `every`, all models are checked. Keys are `journal`, an alias of the newest schema, an
-        alias and the name of an earlier schema's model, or the name of a model without an alias.
+        With `every`, all models are checked. Keys are `spec`, `journal`, an alias of the newest
+        schema, an alias and the name of an earlier schema's model, or the name of a model without
+        an alias.
         """
         problems = dict[str, str]()
+        for name in self._objects.list(f"games/{game_name(game)}"):
+            schema = name.rpartition("/")[2].removesuffix(".json")
+            raw = self._objects.get(name) if name.endswith(".json") else None
+            if raw is not None and hashlib.sha256(raw).hexdigest() != schema:
+                problems["spec"] = (
+                    f"{name} has contents that do not match its name; restore it from a backup, or "
+                    "start ingest or the game, which register it again"
+                )
         if damage := self._shared(game).damage():
             problems["journal"] = damage
         try:
