@@ -21,9 +21,12 @@ from understudy.cli.root import run as run_command
 from understudy.core.errors import StorageFailed
 from understudy.experience.game import game_spec
 from understudy.experience.intake import deployment_key
+from understudy.experience.spaces import Box
+from understudy.learn.architecture import network_for, policy_outputs
 from understudy.models.manifest import Lineage
 from understudy.models.registry import Registry
-from understudy.nn.policy import decode_policy
+from understudy.nn.heads import head_for
+from understudy.nn.policy import Policy, decode_policy
 
 
 @pytest.fixture(autouse=True)
@@ -225,6 +228,27 @@ def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_
     assert "does not exist" in ask("models promote pong/9", code=2)[1]
     assert "the newest are pong/1, pong/2" in ask("models show pong/9", code=2)[1]
     assert "pinball has no models yet" in ask("models show pinball/1", code=2)[1]
+
+
+def test_the_cell_from_which_a_model_sees_a_grid_is_shown(ask: Asked, tmp_path: Path):
+    grid = Box((5, 5, 2), np.dtype(np.uint8), 0, 1)
+    place = Box((2,), np.dtype(np.float32), 0, 4)
+    game = game_spec("walk", obs={"grid": grid, "place": place}, actions=4)
+    registry = open_deployment(DataFolder(tmp_path / "D")).registry
+    registry.register(game)
+    epoch = registry.takeover("walk", owner="test")
+    head = head_for(game)
+    for centre in ("obs.grid 1", "obs.grid obs.place[0],obs.place[1]", "none"):
+        network = network_for(game, heads=policy_outputs(head), centre=centre)
+        weights = {name: np.zeros(shape, np.float32) for name, shape in network.shapes().items()}
+        registry.release(Policy(game, network, weights, head), Lineage(algorithm="bc"), epoch=epoch)
+    assert (
+        "  sees obs.grid from the cell of channel 1, 4 cells far\n" in ask("models show walk/1")[0]
+    )
+    assert ask.json("models show walk/2")["centre"] == [
+        "obs.grid from the cell in row obs.place[0], column obs.place[1], 4 cells far"
+    ]
+    assert "sees" not in ask("models show walk/3")[0]
 
 
 def test_long_names_are_shown_whole_at_80_columns(

@@ -248,6 +248,18 @@ def test_a_configured_centre_stays(quick_path: Path, centre: str):
     assert f'centre = "{centre}"' in lineage.config["settings"]
 
 
+@pytest.mark.parametrize("centre", ["obs.grid 1", "obs 9"])
+def test_a_configured_centre_that_the_game_does_not_have_is_named(quick_path: Path, centre: str):
+    made = recording(DataFolder(quick_path), WALK)
+    made.store(walks(300))
+    with role_of(made, replace(CONFIG, settings={"bc": SMALL | {"centre": centre}})) as role:
+        status = until_idle(role, WALK)
+    assert status["error"].startswith("learner.settings of bc do not fit walk: ")
+    assert centre in status["error"]
+    assert (status["doing"], status["missing_steps"]) == ("wait", None)
+    assert status["why"] == "the last attempt failed; it is repeated every 30 s"
+
+
 def test_a_checkpoint_with_an_unknown_centre_is_set_aside(
     quick_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

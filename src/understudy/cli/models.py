@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -33,7 +34,8 @@ from understudy.models.cloud import CloudObjects
 from understudy.models.manifest import Manifest, open_policy
 from understudy.models.registry import SCHEMA_CHARS, Registry
 from understudy.nn.heads import head_to_json
-from understudy.nn.network import network_to_json
+from understudy.nn.network import Centre, network_to_json
+from understudy.nn.policy import Policy
 from understudy.platform.platform import read_roles
 from understudy.release.gatekeeper import model_rows, release_run
 
@@ -114,7 +116,7 @@ def show(data_text: str | None, as_json: bool, model: str) -> int:
     """Show a model's metadata, and verify its bytes and signature."""
     registry = deployment(data_text, must_exist=True).registry
     manifest = registry.find(model)
-    open_policy(manifest, registry.policy_bytes(manifest))
+    policy = open_policy(manifest, registry.policy_bytes(manifest))
     promotions = [
         promotion
         for promotion in registry.catalogue(manifest.game).history
@@ -122,6 +124,7 @@ def show(data_text: str | None, as_json: bool, model: str) -> int:
     ]
     history = [{"since_s": promotion.at_s, "why": promotion.why} for promotion in promotions]
     fields = {**manifest.to_json(), "model": manifest.name, "champion_since": history}
+    fields["centre"] = _centres(policy)
     del fields["golden"]
     out = results(as_json=as_json)
     lineage = fields["lineage"]
@@ -135,12 +138,33 @@ def show(data_text: str | None, as_json: bool, model: str) -> int:
     )
     if lineage["steps"]:
         out.print(f"  trained on {format_count(lineage['steps'])} steps")
+    for text in fields["centre"]:
+        out.print(f"  sees {text}", soft_wrap=True, markup=False)
     for name, value in lineage["metrics"].items():
         out.print(f"  {name} {value:g}")
     for promotion in promotions:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(promotion.at_s))
         out.print(f"  champion since {since}: {promotion.why}")
     return finish(fields, as_json=as_json)
+
+
+def _centres(policy: Policy) -> list[str]:
+    """From which cell a policy sees each grid that it does not see as a whole."""
+
+    def number(place: tuple[str, int] | tuple[()]) -> str:
+        name, index = place or ("", 0)
+        size = math.prod(policy.game.obs_columns[name].shape)
+        return name if size == 1 else f"{name}[{size + index}]"
+
+    texts = []
+    for name, column in policy.network.inputs.items():
+        for layer in column.layers:
+            if isinstance(layer, Centre):
+                cell = f"of channel {layer.channel}"
+                if layer.channel < 0:
+                    cell = f"in row {number(layer.row)}, column {number(layer.column)}"
+                texts.append(f"{name} from the cell {cell}, {layer.radius} cells far")
+    return texts
 
 
 @models.command(
