@@ -228,6 +228,9 @@ def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_
     assert "does not exist" in ask("models promote pong/9", code=2)[1]
     assert "the newest are pong/1, pong/2" in ask("models show pong/9", code=2)[1]
     assert "pinball has no models yet" in ask("models show pinball/1", code=2)[1]
+    assert "pong/1: restored by a rollback: by hand" in ask("models list pong")[0]
+    for line in ("list pinball", "withdraw pinball", "rollback pinball", "repair pinball"):
+        assert "'pinball' is not registered; pass one of" in ask(f"models {line}", code=2)[1]
 
 
 def test_the_cell_from_which_a_model_sees_a_grid_is_shown(ask: Asked, tmp_path: Path):
@@ -297,10 +300,10 @@ def test_damaged_keys_and_specs_are_reported(ask: Asked, tmp_path: Path):
     (models / "keys" / "0000000002.json").write_bytes(b"x")  # the revocation
     listed = ask.json("keys list")
     assert [row["id"] for row in listed["keys"]] == [key["id"]]
-    assert "1 of its entries are invalid" in listed["damage"]
+    assert "1 invalid entry, ignored" in listed["damage"]
     assert "the journal of keys is damaged" in ask("keys list")[0]
     checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
-    assert "keys: 1 of its entries are invalid" in checks["models"]["result"]
+    assert "keys: 1 invalid entry, ignored" in checks["models"]["result"]
     assert "understudy keys repair" in checks["models"]["result"]
     assert "understudy keys repair" in ask("keys create", code=1)[1]
     (spec,) = (models / "games" / "pong").iterdir()

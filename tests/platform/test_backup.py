@@ -394,10 +394,10 @@ def test_the_commands_report_what_they_copied(
     assert not (tmp_path / "E").exists()
     assert run_command(["restore", backup, "--keys", "keep", "--data", str(tmp_path / "E")]) == 0
     said = capsys.readouterr().out
-    assert "restored 40 steps, 1 models and 1 keys" in said
+    assert "restored 40 steps, 1 model and 1 key" in said
     assert "keys that were revoked after the backup are valid again" in said
     assert run_command(["restore", backup, "--keys", "revoke", "--data", str(tmp_path / "G")]) == 0
-    assert "restored 40 steps, 1 models and 0 keys" in capsys.readouterr().out
+    assert "restored 40 steps, 1 model and 0 keys" in capsys.readouterr().out
     none = [str(tmp_path / "none"), "--keys", "keep", "--data", str(tmp_path / "F"), "--json"]
     assert run_command(["restore", *none]) == 2
     assert "is not a backup" in capsys.readouterr().err

@@ -148,7 +148,7 @@ def test_a_thousand_steps_with_consent_train_a_bot_that_plays_like_people(made: 
     assert (status["champion"], status["phase"]) == (1, "dqn")
     why = made.registry().catalogue("cart").history[0].why
     assert re.fullmatch(
-        r"the first bot of its schema: on \d+ held-out steps of 1 players, it chooses people's "
+        r"the first bot of its schema: on \d+ held-out steps of 1 player, it chooses people's "
         r"actions with probability 0\.[6-9]\d*; a constant policy 0\.[45]\d*, uniform choice 0\.5; "
         "returns were not compared",
         why,

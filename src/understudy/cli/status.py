@@ -13,7 +13,7 @@ from rich.table import Table
 from understudy.backends.data import DataFolder, count_store
 from understudy.backends.deployment import has_deployment, inspect_deployment, why_unusable
 from understudy.cli.certificates import certificates, check_certificate
-from understudy.cli.options import common_options, examples, finish, format_count, results
+from understudy.cli.options import common_options, count_of, examples, finish, format_count, results
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed
 from understudy.models.catalogue import Catalogue
@@ -56,7 +56,7 @@ def _print(out: Console, fields: dict[str, Any]) -> None:
         out.print(f"{part} at {escape(url)}", soft_wrap=True)
     if fields["roles"]:
         out.print(_roles(fields["roles"]))
-    out.print(f"{format_count(fields['steps'])} steps stored")
+    out.print(f"{count_of(fields['steps'], 'step')} stored")
     for game in fields["games"]:
         _print_game(out, game)
     for advice in fields["next"]:
@@ -91,17 +91,20 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
     if game.get("canary"):
         evidence = min(max(game.get("canary_evidence", 0.0), 0.0), 1.0)
         bots += (
-            f", canary {name}/{game['canary']} ({game.get('canary_episodes', 0)} episodes, "
+            f", canary {name}/{game['canary']} "
+            f"({count_of(game.get('canary_episodes', 0), 'episode')}, "
             f"{evidence:.0%} of the way to a proof that it is better)"
         )
-    models = f"{game['models']} models, {bots}" if "models" in game else "models unknown"
-    out.print(f"[bold]{name}[/]: {format_count(game['steps'])} steps, {models}")
+    models = (
+        f"{count_of(game['models'], 'model')}, {bots}" if "models" in game else "models unknown"
+    )
+    out.print(f"[bold]{name}[/]: {count_of(game['steps'], 'step')}, {models}")
     if game.get("why"):
         phase = f"{game['phase']}, " if game["phase"] else ""
         out.print(f"  {phase}{game['doing']}: {escape(game['why'])}", soft_wrap=True)
     if missing_steps := game.get("missing_steps"):
         what = "next candidate" if game.get("champion") else "first bot"
-        out.print(f"  {what}: after {format_count(missing_steps)} more steps", soft_wrap=True)
+        out.print(f"  {what}: after {count_of(missing_steps, 'more step')}", soft_wrap=True)
     for model, verdict in list(game.get("verdicts", {}).items())[-_SHOWN_VERDICTS:]:
         out.print(f"  {escape(f'{model}: {verdict}')}", soft_wrap=True)
     if returns := _returns(game):
@@ -122,7 +125,7 @@ def _returns(game: dict[str, Any]) -> str:
     if people.get("episodes"):
         parts.append(
             f"people {people['mean']:.4g} on average and {people['best']:.4g} for the best of "
-            f"{people['players']} (first {format_count(people['episodes'])} episodes"
+            f"{people['players']} (first {count_of(people['episodes'], 'episode')}"
             + (
                 f", without {people['left_out']} far from all others"
                 if people.get("left_out")
@@ -134,7 +137,7 @@ def _returns(game: dict[str, Any]) -> str:
         played = game.get("returns", {}).get(f"{game['game']}/{game.get(alias)}")
         if played:
             parts.append(
-                f"{alias} {played['mean']:.4g} ({format_count(played['episodes'])} episodes)"
+                f"{alias} {played['mean']:.4g} ({count_of(played['episodes'], 'episode')})"
             )
     return ", ".join(parts)
 
@@ -147,7 +150,7 @@ def _skills(game: dict[str, Any]) -> str:
             goal = "" if played["target"] is None else f", target {played['target']:.4g}"
             parts.append(
                 f"{skill} {played['mean']:.4g} with noise {played['noise']:.3g} "
-                f"({format_count(played['episodes'])} episodes{goal})"
+                f"({count_of(played['episodes'], 'episode')}{goal})"
             )
     return "; ".join(parts)
 
@@ -312,23 +315,23 @@ def _next(
         advice.append(f"nothing is running; next: understudy up --data {data.root}")
     if lost := counts["quarantined"].get(DAMAGED_STREAM, 0):
         advice.append(
-            f"{lost} entries of the stream were damaged, so acknowledged frames are lost; next: "
-            f"understudy data verify --data {data.root}"
+            f"{count_of(lost, 'damaged entry', 'damaged entries')} of the stream, so acknowledged "
+            f"frames are lost; next: understudy data verify --data {data.root}"
         )
     if counts["quarantined"]:
         advice.append(
-            f"{sum(counts['quarantined'].values())} frames were rejected; next: understudy data "
-            "quarantine list"
+            f"{count_of(sum(counts['quarantined'].values()), 'rejected frame')}; next: understudy "
+            "data quarantine list"
         )
     if counts["parked"]:
         advice.append(
-            f"{counts['parked']} frames wait for their game's spec; next: understudy games add "
-            "GAME, then understudy data quarantine replay"
+            f"{count_of(counts['parked'], 'frame')} without a spec of the game; next: understudy "
+            "games add GAME, then understudy data quarantine replay"
         )
     if counts["evicted"]:
         advice.append(
-            f"{counts['evicted']} frames were deleted because the quarantine was full; next: "
-            "understudy data quarantine list shows what fills it"
+            f"deleted {count_of(counts['evicted'], 'frame')} because the quarantine was full; "
+            "next: understudy data quarantine list shows what fills it"
         )
     for game in games:
         if game.get("next"):

@@ -340,6 +340,15 @@ class Registry:
 
         self._shared(game).write(entry)
 
+    def check_game(self, game: str) -> None:
+        """Raise ConfigError if a game has neither a spec nor a journal."""
+        games = self.games()
+        if game not in games and not self._objects.list(f"registry/{game_name(game)}"):
+            raise ConfigError(
+                f"the game {game[:80]!r} is not registered; pass one of the registered games: "
+                f"{', '.join(games) or 'there are none yet'}"
+            )
+
     def rollback(self, game: str, *, why: str, schema: str | None = None) -> int:
         """Restore the champion of a schema before the current one and return its number.
 
@@ -383,7 +392,10 @@ class Registry:
             owner = _schema_of(now, "canary", schema)
             canary = now.model_of("canary", owner)
             if not canary:
-                raise ConfigError(f"{game} has no canary to withdraw; see 'understudy models list'")
+                raise ConfigError(
+                    f"{game} has no canary to withdraw, since no new model is on trial; see "
+                    f"'understudy models list {game}'"
+                )
             return {
                 "alias": "canary",
                 "model_no": 0,

@@ -21,6 +21,7 @@ from typing import Any
 import structlog
 
 from understudy.core.errors import ConfigError, Corrupt, Fenced, LearningFailed, UnderstudyError
+from understudy.core.plural import plural
 from understudy.experience.game import GameSpec
 from understudy.experience.skill import DEFAULT_NOISE
 from understudy.models.calibration import calibrate, has_moved, is_due, measured
@@ -425,8 +426,8 @@ class GameLearner:
         if spec is not None and "unknown" not in context.config.learn_from:
             unknown = context.store_stats.schemas[self.game][spec.schema].steps["unknown"]
         advice = (
-            f"{unknown} steps are not learned from: consent unknown; next: ask players and record "
-            "with consent='granted', "
+            f"{unknown} {plural(unknown, 'step is', 'steps are')} not learned from: consent "
+            "unknown; next: ask players and record with consent='granted', "
             'or set learn_from = ["granted", "unknown"] and restart the learner'
         )
         last = self._decision
