@@ -59,7 +59,7 @@ def test_certificates_of_the_gateway_and_of_clients_are_found():
         store=StoreSection(url="cassandra://localhost/k?ca=d.pem"),
     )
     assert certificates(config) == [Path("a.pem"), Path("b.pem")]
-    assert certificates(Config()) == []
+    assert certificates(Config(store=StoreSection(url="cassandra://a:b@c:d"))) == []
 
 
 @pytest.mark.parametrize(("days", "colour"), [(-0.5, "red"), (3, "yellow"), (90, "green")])

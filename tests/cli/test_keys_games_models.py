@@ -246,10 +246,11 @@ def test_the_cell_from_which_a_model_sees_a_grid_is_shown(ask: Asked, tmp_path: 
         weights = {name: np.zeros(shape, np.float32) for name, shape in network.shapes().items()}
         registry.release(Policy(game, network, weights, head), Lineage(algorithm="bc"), epoch=epoch)
     assert (
-        "  sees obs.grid from the cell of channel 1, 4 cells far\n" in ask("models show walk/1")[0]
+        "  sees obs.grid from the cell of channel 1, up to 4 cells away\n"
+        in ask("models show walk/1")[0]
     )
     assert ask.json("models show walk/2")["centre"] == [
-        "obs.grid from the cell in row obs.place[0], column obs.place[1], 4 cells far"
+        "obs.grid from the cell in row obs.place[0], column obs.place[1], up to 4 cells away"
     ]
     assert "sees" not in ask("models show walk/3")[0]
 

@@ -1,8 +1,10 @@
 """Checks how long the TLS certificates that a config names are valid."""
 
+import contextlib
 import time
 from pathlib import Path
 
+from understudy.core.errors import ConfigError
 from understudy.core.location import parse_location
 from understudy.platform.config import Config
 
@@ -12,11 +14,10 @@ _NOTICE_S = 14 * 24 * 3600.0
 
 def certificates(config: Config) -> list[Path]:
     """The files with the certificates of the gateway, and of this machine as a client."""
-    urls = [url for url in (config.stream.url, config.store.url) if "://" in url]
-    names = [
-        config.gateway.certificate,
-        *(parse_location(url).options.get("certificate", "") for url in urls),
-    ]
+    names = [config.gateway.certificate]
+    for url in (config.stream.url, config.store.url):
+        with contextlib.suppress(ConfigError):  # in the data folder, or reported by others
+            names.append(parse_location(url).options.get("certificate", ""))
     return [Path(name).expanduser() for name in names if name]
 
 

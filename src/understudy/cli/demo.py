@@ -348,7 +348,7 @@ def _view(
     waiting = max(0, look.recorded_steps - look.acked_steps)
     lag = "" if look.lag_s is None else f"{look.lag_s * 1000:.0f} ms"
     table.add_row(
-        f"{count_of(config.people, 'player')}",
+        count_of(config.people, "player"),
         format_count(look.recorded_steps),
         rate("recorded_steps"),
         f"{format_count(waiting)} to send",

@@ -353,7 +353,7 @@ def _print_import(out: Console, fields: dict[str, Any], data_text: str) -> None:
         )
     if fields["waiting_steps"]:
         out.print(
-            f"[yellow]in the stream but not yet stored: "
+            "[yellow]in the stream but not yet stored: "
             f"{count_of(fields['waiting_steps'], 'step')}[/]: {fields['next']}",
             soft_wrap=True,
         )

@@ -189,8 +189,8 @@ def repair(data_text: str | None, as_json: bool, keys_action: str) -> int:
         )
     else:
         out.print(
-            f"accepted {count_of(len(active), 'key')}; next: compare with 'understudy keys list', "
-            "and revoke those that had been revoked"
+            f"accepted {count_of(len(active), 'key')}; next: see 'understudy keys list', and "
+            "revoke those that had been revoked"
         )
     return finish({"repaired": is_repaired, "keys": [key.id for key in active]}, as_json=as_json)
 

@@ -156,7 +156,8 @@ def _centres(policy: Policy) -> list[str]:
     """From which cell a policy sees each grid that it does not see as a whole."""
 
     def number(place: tuple[str, int] | tuple[()]) -> str:
-        name, index = place or ("", 0)
+        assert place
+        name, index = place
         size = math.prod(policy.game.obs_columns[name].shape)
         return name if size == 1 else f"{name}[{size + index}]"
 
@@ -167,7 +168,7 @@ def _centres(policy: Policy) -> list[str]:
                 cell = f"of channel {layer.channel}"
                 if layer.channel < 0:
                     cell = f"in row {number(layer.row)}, column {number(layer.column)}"
-                texts.append(f"{name} from the cell {cell}, {layer.radius} cells far")
+                texts.append(f"{name} from the cell {cell}, up to {layer.radius} cells away")
     return texts
 
 
