@@ -153,8 +153,13 @@ def test_recorded_steps_that_are_not_stored_yet_are_hinted_at_and_verified_by_re
     shown = " ".join(capsys.readouterr().out.split())
     assert "no damage, gap or duplicate was found, but there are no acknowledgements" in shown
     assert "then run this command with --receipts receipts.jsonl" in shown
+    (tmp_path / "empty.jsonl").touch()
+    empty = ["--receipts", str(tmp_path / "empty.jsonl")]
+    assert run_command(["data", "verify", "--data", data, *empty]) == 2
+    assert "empty.jsonl holds no receipts" in " ".join(capsys.readouterr().out.split())
     assert run_command(["data", "verify", "--data", data, "--receipts", receipts]) == 0
     shown = capsys.readouterr().out
+    assert "holds no receipts" not in shown
     assert (
         "receipts 2: stored 2, quarantined 0, expired 0, forgotten 0, evicted 0, missing 0" in shown
     )
@@ -162,7 +167,9 @@ def test_recorded_steps_that_are_not_stored_yet_are_hinted_at_and_verified_by_re
         file.write('{"session": "0190\n')
     assert run_command(["data", "verify", "--data", data, "--receipts", receipts]) == 0
     assert "line 3 of" in (shown := capsys.readouterr().out)
-    assert "is cut off, so its receipt was not checked; 1 such lines" in " ".join(shown.split())
+    assert "is cut off, so its receipt was not checked; 1 such line in all" in " ".join(
+        shown.split()
+    )
     with open(receipts, "a") as file:
         line = {"session": "01a1e664-43f5-7270-b29c-763765e678e2", "chunk_no": 3}
         file.write(json.dumps({**line, "length": 1, "crc": 2}) + "\n")
@@ -189,11 +196,11 @@ def test_damage_in_the_streams_last_entry_is_reported_by_every_command(
         checks = last_object(understudy("doctor", "--data", str(data), "--json"))["checks"]
         return {check["name"]: check["result"] for check in checks if check["colour"] == "red"}
 
-    assert red()["stream"].startswith(f"1 damaged entries: {log.parent.name}/{log.name}, bytes 0")
+    assert red()["stream"].startswith(f"1 damaged entry: {log.parent.name}/{log.name}, bytes 0")
     verified = understudy("data", "verify", "--data", str(data), "--json")
     assert verified.returncode == 1
     assert "acknowledged frames of the stream are lost" in last_object(verified)["corrupt"][0]
-    assert "1 entries of the stream were damaged" in red()["lost frames"]
+    assert "1 entry of the stream was damaged" in red()["lost frames"]
     status = last_object(understudy("status", "--data", str(data), "--json"))
     assert status["quarantined"] == {"damaged_stream": 1}
     assert any("acknowledged frames are lost" in advice for advice in status["next"])

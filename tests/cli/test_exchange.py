@@ -217,7 +217,7 @@ def test_rejected_episodes_are_named_and_the_exit_code_is_1(
     found = capsys.readouterr().out
     assert "rejected episode 0: step 1 has two different records" in found
     assert "lost 1 first steps" in found
-    assert "3 steps of CartPole-v0 in 1 sessions: stored 3" in found
+    assert "3 steps of CartPole-v0 in 1 session: stored 3" in found
 
 
 def test_an_import_killed_with_9_again_and_again_ends_with_the_same_steps(tmp_path: Path) -> None:

@@ -21,9 +21,12 @@ from understudy.cli.root import run as run_command
 from understudy.core.errors import StorageFailed
 from understudy.experience.game import game_spec
 from understudy.experience.intake import deployment_key
+from understudy.experience.spaces import Box
+from understudy.learn.architecture import network_for, policy_outputs
 from understudy.models.manifest import Lineage
 from understudy.models.registry import Registry
-from understudy.nn.policy import decode_policy
+from understudy.nn.heads import head_for
+from understudy.nn.policy import Policy, decode_policy
 
 
 @pytest.fixture(autouse=True)
@@ -225,6 +228,31 @@ def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_
     assert "does not exist" in ask("models promote pong/9", code=2)[1]
     assert "the newest are pong/1, pong/2" in ask("models show pong/9", code=2)[1]
     assert "pinball has no models yet" in ask("models show pinball/1", code=2)[1]
+    assert "pong/1: restored by a rollback: by hand" in ask("models list pong")[0]
+    for line in ("list pinball", "withdraw pinball", "rollback pinball", "repair pinball"):
+        assert "'pinball' is not registered; pass one of" in ask(f"models {line}", code=2)[1]
+
+
+def test_the_cell_from_which_a_model_sees_a_grid_is_shown(ask: Asked, tmp_path: Path):
+    grid = Box((5, 5, 2), np.dtype(np.uint8), 0, 1)
+    place = Box((2,), np.dtype(np.float32), 0, 4)
+    game = game_spec("walk", obs={"grid": grid, "place": place}, actions=4)
+    registry = open_deployment(DataFolder(tmp_path / "D")).registry
+    registry.register(game)
+    epoch = registry.takeover("walk", owner="test")
+    head = head_for(game)
+    for centre in ("obs.grid 1", "obs.grid obs.place[0],obs.place[1]", "none"):
+        network = network_for(game, heads=policy_outputs(head), centre=centre)
+        weights = {name: np.zeros(shape, np.float32) for name, shape in network.shapes().items()}
+        registry.release(Policy(game, network, weights, head), Lineage(algorithm="bc"), epoch=epoch)
+    assert (
+        "  sees obs.grid from the cell of channel 1, up to 4 cells away\n"
+        in ask("models show walk/1")[0]
+    )
+    assert ask.json("models show walk/2")["centre"] == [
+        "obs.grid from the cell in row obs.place[0], column obs.place[1], up to 4 cells away"
+    ]
+    assert "sees" not in ask("models show walk/3")[0]
 
 
 def test_long_names_are_shown_whole_at_80_columns(
@@ -273,15 +301,17 @@ def test_damaged_keys_and_specs_are_reported(ask: Asked, tmp_path: Path):
     (models / "keys" / "0000000002.json").write_bytes(b"x")  # the revocation
     listed = ask.json("keys list")
     assert [row["id"] for row in listed["keys"]] == [key["id"]]
-    assert "1 of its entries are invalid" in listed["damage"]
+    assert "1 invalid entry, ignored" in listed["damage"]
     assert "the journal of keys is damaged" in ask("keys list")[0]
     checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
-    assert "keys: 1 of its entries are invalid" in checks["models"]["result"]
+    assert "keys: 1 invalid entry, ignored" in checks["models"]["result"]
     assert "understudy keys repair" in checks["models"]["result"]
     assert "understudy keys repair" in ask("keys create", code=1)[1]
     (spec,) = (models / "games" / "pong").iterdir()
     spec.write_bytes(b"x")
     assert f"{spec.name} cannot be read" in ask("games list", code=2)[1]
+    checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
+    assert f"pong (spec): games/pong/{spec.name} has contents" in checks["models"]["result"]
 
 
 @pytest.mark.parametrize("fate", ["keep", "revoke"])
@@ -320,10 +350,23 @@ def test_the_doctor_names_damaged_and_lost_key_files(ask: Asked, tmp_path: Path)
         assert f"{name} is damaged" in red()[name]
         path.write_bytes(raw)
         ask("doctor")
+    fingerprints = tmp_path / "D" / "models" / "deployment.json"
+    fingerprints.unlink()
+    assert "deployment.json beside the models is missing" in red()["models"]
+    assert not fingerprints.exists()
+    ask("keys list")
+    ask("doctor")
     signing_key(DataFolder(tmp_path / "D")).unlink()
     assert "signing.key" in red()["models"]
     assert "restore it from a backup" in ask("keys list", code=2)[1]
     assert not signing_key(DataFolder(tmp_path / "D")).exists()
+
+
+def test_the_doctor_names_an_unfinished_restore(ask: Asked, tmp_path: Path):
+    (tmp_path / "D" / "restoring").mkdir(parents=True)
+    last = ask.json("doctor", code=1)["checks"][-1]
+    assert (last["name"], last["colour"]) == ("data folder", "red")
+    assert "run 'understudy restore' with the same backup again" in last["result"]
 
 
 def test_a_flipped_key_is_an_error_of_forget_instead_of_nothing_found(ask: Asked, tmp_path: Path):

@@ -214,6 +214,50 @@ def test_a_damaged_champion_is_unhealthy_and_the_rollback_is_shown(tmp_path: Pat
     assert f"models rollback {GAME.game}" in look(data)["next"][0]
 
 
+def test_a_damaged_spec_is_unhealthy_and_named(tmp_path: Path, held: ExitStack):
+    data = tmp_path / "D"
+    open_deployment(DataFolder(data)).registry.register(GAME)
+    leave(data, "gateway", held)
+    assert look(data)["ok"]
+    (spec,) = (data / "models" / "games" / GAME.game).iterdir()
+    spec.write_bytes(spec.read_bytes().replace(b"pong", b"gong"))
+    found = look(data)
+    assert not found["ok"]
+    (line,) = found["next"]
+    assert f"pong: its spec is damaged: games/pong/{spec.name} has contents that do not" in line
+    assert "restore it from a backup" in line
+
+
+def test_lost_fingerprints_and_keys_are_unhealthy_and_not_created_again(
+    tmp_path: Path, held: ExitStack
+):
+    open_deployment(DataFolder(tmp_path)).keys.create(["play"])
+    leave(tmp_path, "gateway", held)
+    assert look(tmp_path)["ok"]
+    fingerprints = tmp_path / "models" / "deployment.json"
+    fingerprints.unlink()
+    found = look(tmp_path)
+    assert not found["ok"]
+    assert "deployment.json beside the models is missing" in found["next"][0]
+    assert not fingerprints.exists()
+    open_deployment(DataFolder(tmp_path))
+    assert look(tmp_path)["ok"]
+    (tmp_path / "signing.key").unlink()
+    assert "missing" in look(tmp_path)["next"][0]
+    assert "signing.key" in look(tmp_path)["next"][0]
+
+
+def test_an_unfinished_restore_and_a_backup_are_named_instead_of_a_start(tmp_path: Path):
+    restoring = tmp_path / "D" / "restoring"
+    restoring.mkdir(parents=True)
+    (line,) = look(tmp_path / "D")["next"]
+    assert "is running or did not finish; run 'understudy restore'" in line
+    (tmp_path / "B").mkdir()
+    (tmp_path / "B" / "backup.json").write_text("{}")
+    (line,) = look(tmp_path / "B")["next"]
+    assert "is a backup" in line
+
+
 def test_the_rest_is_shown_while_models_are_unreachable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
 ):

@@ -152,3 +152,13 @@ def test_an_unknown_path_is_refused_in_one_line(path: str, message: str):
     with pytest.raises(ConfigError, match=message) as caught:
         load_object(path, what="algorithm", known=("ppo", "dqn"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "numbers"),
+    [(0, 1, "0 to 1"), (0.5, math.inf, "0.5 or more"), (-math.inf, math.inf, "a number")],
+)
+def test_allowed_numbers_are_named_without_infinities(low: float, high: float, numbers: str):
+    leaf = Leaf("size", 1.0, Range(low, high, ""))
+    with pytest.raises(ConfigError, match=f"size is nan; give {numbers}$"):
+        check_value(leaf, math.nan)

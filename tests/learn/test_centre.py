@@ -250,8 +250,18 @@ def network_of(game: GameSpec, centre: str, *, stack: int = 1) -> NetworkSpec:
         "obs.grid obs.x,obs.x",
         "obs.grid obs.x[0],obs.x[2]",
         "obs.grid 2 of 0..3",
+        "obs.grid 9",
     ],
 )
 def test_another_centre_is_refused(centre: str):
     with pytest.raises(ConfigError, match=r"centre is '.*'; give a grid and one of its channels"):
         network_of(PLANES, centre)
+
+
+@pytest.mark.parametrize("config", [BcConfig, IqlConfig])
+def test_a_centre_that_fits_no_game_is_refused_with_the_settings(config: Any):
+    for centre in ("obs.grid", "5", "obs.grid 2 yx", "obs.grid obs.y", "obs.grid a[,b", "middle"):
+        with pytest.raises(ConfigError, match=r"centre is '.*'; give a grid and one of its"):
+            config(centre=centre)
+    for centre in ("", "none", "obs.grid 5 of 0..6", "obs.grid obs.place[0],obs.x"):
+        assert config(centre=centre).centre == centre

@@ -320,7 +320,7 @@ def test_a_champion_that_was_rolled_back_stays_so_if_the_release_of_the_other_is
     assert now.model_of("champion") == (1 if first_champion == 1 else 0)
     assert 3 in now.discarded
     assert "replaced by pong/2, whose release cannot be read" in now.verdicts[3]
-    assert "1 of its entries are invalid" in registry(tmp_path).damage("pong")["journal"]
+    assert "1 invalid entry, ignored" in registry(tmp_path).damage("pong")["journal"]
     assert "entry 3" in registry(tmp_path).damage("pong")["journal"]
 
 
@@ -334,7 +334,7 @@ def test_every_model_is_checked_on_request_and_forged_entries_are_reported(tmp_p
     assert list(ours.damage("pong", every=True)) == ["pong/1"]
     (tmp_path / "registry" / "pong" / "0000000005.json").write_bytes(b"{}")
     damage = registry(tmp_path).damage("pong")["journal"]
-    assert "1 of its entries are invalid" in damage
+    assert "1 invalid entry, ignored" in damage
     assert "entry 5: not a signed document" in damage
 
 
@@ -492,6 +492,10 @@ def test_what_became_of_each_model_is_known_with_the_reason(tmp_path: Path):
         3: "promoted: better",
         4: "reject: worse",
     }
+    ours.rollback("pong", why="by hand")
+    verdicts = ours.catalogue("pong").verdicts
+    assert verdicts[1] == "restored by a rollback: by hand"
+    assert verdicts[3] == "promoted: better; rolled back to pong/1"
 
 
 def test_an_entry_of_an_earlier_version_clears_the_newest_pointer(tmp_path: Path):

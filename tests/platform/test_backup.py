@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends.test_deployment import a_run
+from tests.backends.test_deployment import GAME, a_run
 from understudy.backends.data import DataFolder, stats
 from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
@@ -207,8 +207,11 @@ def test_damaged_journals_are_named_and_everything_else_is_backed_up(
 ):
     for journal, number in (("keys", 1), ("registry/pong", 1)):
         (deployed.root / "models" / journal / f"{number:010d}.json").write_bytes(b"")
+    (deployed.games / "unplayed").mkdir()
+    (deployed.games / "unplayed" / f"{GAME.schema}.json").write_bytes(b"")
     proof = back_up(deployed, tmp_path / "B")
-    assert (proof.damaged, proof.models, proof.keys) == (("keys", "the journal of pong"), 1, 0)
+    assert proof.damaged == ("keys", "the journal of pong", "the spec of unplayed")
+    assert (proof.models, proof.keys) == (1, 0)
     new = DataFolder(tmp_path / "E")
     restore(tmp_path / "B", new, revoke_keys=True)
     open_deployment(new).keys.follow()
@@ -240,6 +243,13 @@ def test_a_target_with_files_and_a_source_without_data_are_rejected(
     with pytest.raises(ConfigError, match="holds a deployment already"):
         restore(tmp_path / "B", deployed)
     assert not deployed.restoring.exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("a.txt", "b.txt", "lost+found"):
+        (other / name).write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds other files \(a.txt, b.txt\); pass an empty"):
+        restore(tmp_path / "B", DataFolder(other))
+    assert sorted(path.name for path in other.iterdir()) == ["a.txt", "b.txt", "lost+found"]
     with pytest.raises(ConfigError, match="is inside the backup"):
         restore(tmp_path / "B", DataFolder(tmp_path / "B" / "x"))
     with pytest.raises(ConfigError, match="is a backup, which would be changed; restore it"):
@@ -253,6 +263,7 @@ def test_a_restore_that_fails_leaves_nothing_that_looks_like_a_deployment(
     back_up(deployed, tmp_path / "B")
     (tmp_path / "E").mkdir()
     (tmp_path / "E" / "understudy.toml").write_text("# mine\n")
+    (tmp_path / "E" / "lost+found").mkdir()
 
     def full(*_: object) -> None:
         raise OSError("no room")
@@ -262,7 +273,7 @@ def test_a_restore_that_fails_leaves_nothing_that_looks_like_a_deployment(
         with pytest.raises(OSError, match="no room"):
             restore(tmp_path / "B", DataFolder(tmp_path / "E"))
     left = {path.name for path in (tmp_path / "E").iterdir()}
-    assert left == {"understudy.toml", ".restore.lock"}
+    assert left == {"understudy.toml", "lost+found", ".restore.lock"}
     assert restore(tmp_path / "B", DataFolder(tmp_path / "E")).steps == 40
     assert (tmp_path / "E" / "understudy.toml").read_text() == "# mine\n"
 
@@ -383,10 +394,10 @@ def test_the_commands_report_what_they_copied(
     assert not (tmp_path / "E").exists()
     assert run_command(["restore", backup, "--keys", "keep", "--data", str(tmp_path / "E")]) == 0
     said = capsys.readouterr().out
-    assert "restored 40 steps, 1 models and 1 keys" in said
+    assert "restored 40 steps, 1 model and 1 key" in said
     assert "keys that were revoked after the backup are valid again" in said
     assert run_command(["restore", backup, "--keys", "revoke", "--data", str(tmp_path / "G")]) == 0
-    assert "restored 40 steps, 1 models and 0 keys" in capsys.readouterr().out
+    assert "restored 40 steps, 1 model and 0 keys" in capsys.readouterr().out
     none = [str(tmp_path / "none"), "--keys", "keep", "--data", str(tmp_path / "F"), "--json"]
     assert run_command(["restore", *none]) == 2
     assert "is not a backup" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from understudy.platform.config import (
     LAST_START_FILE,
     Config,
     IngestSection,
+    LearnerSection,
     ModelsSection,
     Resolved,
     StoreSection,
@@ -223,6 +224,25 @@ settings = ["iql.centre = 'obs.grid 5'", "bc.widths = [64, 64]", "iql.batch = 12
         "iql": {"centre": "obs.grid 5", "batch": 128},
         "bc": {"widths": [64, 64]},
     }
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("iql.centre = 'middle'", "centre is 'middle'; give a grid and one of its channels"),
+        ("ppp.batch = 1", "(which sets ppp)"),
+        ("ppo.batch = 1", "(which sets ppo)"),
+        ("iql.batch = 1\nbc.batch = 1", "(which sets iql, bc)"),
+        ("", "(which sets nothing)"),
+        ("iql = 3", "(which sets iql)"),
+        ("iql", "Expected '='"),
+    ],
+)
+def test_a_wrong_line_for_an_algorithm_is_named_with_the_reason(line: str, reason: str):
+    config = Config(learner=LearnerSection(settings=(line,)))
+    with pytest.raises(ConfigError, match=r"learner.settings has .*; pass lines such as") as caught:
+        config.check()
+    assert reason in str(caught.value)
 
 
 def test_default_consents_depend_on_whether_only_this_machine_reaches_the_gateway():

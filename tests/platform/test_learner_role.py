@@ -148,7 +148,7 @@ def test_a_thousand_steps_with_consent_train_a_bot_that_plays_like_people(made: 
     assert (status["champion"], status["phase"]) == (1, "dqn")
     why = made.registry().catalogue("cart").history[0].why
     assert re.fullmatch(
-        r"the first bot of its schema: on \d+ held-out steps of 1 players, it chooses people's "
+        r"the first bot of its schema: on \d+ held-out steps of 1 player, it chooses people's "
         r"actions with probability 0\.[6-9]\d*; a constant policy 0\.[45]\d*, uniform choice 0\.5; "
         "returns were not compared",
         why,
@@ -246,6 +246,18 @@ def test_a_configured_centre_stays(quick_path: Path, centre: str):
         until_idle(role, WALK)
     lineage = made.registry().catalogue("walk").models[1].lineage
     assert f'centre = "{centre}"' in lineage.config["settings"]
+
+
+@pytest.mark.parametrize("centre", ["obs.grid 1", "obs 9"])
+def test_a_configured_centre_that_the_game_does_not_have_is_named(quick_path: Path, centre: str):
+    made = recording(DataFolder(quick_path), WALK)
+    made.store(walks(300))
+    with role_of(made, replace(CONFIG, settings={"bc": SMALL | {"centre": centre}})) as role:
+        status = until_idle(role, WALK)
+    assert status["error"].startswith("learner.settings of bc do not fit walk: ")
+    assert centre in status["error"]
+    assert (status["doing"], status["missing_steps"]) == ("wait", None)
+    assert status["why"] == "the last attempt failed; it is repeated every 30 s"
 
 
 def test_a_checkpoint_with_an_unknown_centre_is_set_aside(

@@ -144,11 +144,16 @@ def test_training_waits_at_the_limit_of_updates_per_step():
 
 
 def test_the_schedule_is_shown_as_text():
-    assert "bc again" in schedule_text(SCHEDULE, is_discrete=True)[1]
-    assert "iql" in schedule_text(SCHEDULE, is_discrete=False)[2]
-    with_dqn = replace(SCHEDULE, improve_with="dqn")
-    assert "dqn" in schedule_text(with_dqn, is_discrete=True)[2]
-    assert len(schedule_text(with_dqn, is_discrete=False)) == 2
+    def lines(*, is_discrete: bool = True, may_rank: bool = True, **changes: Any) -> list[str]:
+        changed = replace(SCHEDULE, **changes)
+        return schedule_text(changed, is_discrete=is_discrete, may_rank=may_rank)
+
+    assert "bc again" in lines()[1]
+    assert "iql" in lines(is_discrete=False, may_rank=False)[2]
+    assert "dqn" in lines(improve_with="dqn")[2]
+    assert len(lines(improve_with="dqn", is_discrete=False)) == 2
+    assert "a clone (bc) is trained too, and 3072 updates rank both on recorded" in lines()[3]
+    assert len(lines(ranking_updates=0)) == len(lines(may_rank=False)) == 3
 
 
 @pytest.mark.parametrize(

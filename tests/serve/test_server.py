@@ -35,8 +35,8 @@ from understudy.serve.server import GatewayServer, Listen
 from understudy.serve.state import GatewayConfig
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed one for localhost."""
+def certificate(folder: Path, *, days: float = 1) -> tuple[Path, Path]:
+    """A self-signed one for localhost, valid for this time from now."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -51,7 +51,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
         .public_key(key.public_key())
         .serial_number(1)
         .not_valid_before(now - datetime.timedelta(1))
-        .not_valid_after(now + datetime.timedelta(1))
+        .not_valid_after(now + datetime.timedelta(days))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
         .sign(key, hashes.SHA256())
     )

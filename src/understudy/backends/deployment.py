@@ -32,6 +32,10 @@ BACKUP_FILE = "backup.json"
 _FINGERPRINTS = "deployment.json"
 """Object with fingerprints of the keys: it distinguishes a lost key from a new deployment, and the
 keys of all machines that share models must match it."""
+_RECREATE = (
+    "compare key and signing.key with those of a backup or of another machine, then run "
+    "'understudy keys list', which writes it again"
+)
 _SEEN = "seen"
 """Folder that records the newest journal entries that this machine has read."""
 
@@ -71,6 +75,33 @@ def open_deployment(
     )
 
 
+def inspect_deployment(data: DataFolder, *, models: str = "") -> Deployment:
+    """Open a deployment; ConfigError if its fingerprints are lost, which are not created again."""
+    objects = open_objects(models or models_folder(data))
+    is_used = any(objects.list(prefix) for prefix in ("keys", "registry", "games"))
+    if is_used and signing_key(data).exists() and objects.get(_FINGERPRINTS) is None:
+        raise ConfigError(
+            f"{_FINGERPRINTS} beside the models is missing, with which a wrong key is noticed; "
+            f"{_RECREATE}"
+        )
+    return open_deployment(data, models=models)
+
+
+def why_unusable(data: DataFolder) -> str:
+    """Why a folder cannot be used as a data folder, and the next step; empty if it can be."""
+    if (data.root / BACKUP_FILE).exists():
+        return (
+            f"{data.root} is a backup, which would be changed; restore it to a new folder first: "
+            f"understudy restore {data.root} --keys keep --data NEW"
+        )
+    if data.restoring.exists() and not signing_key(data).exists():
+        return (
+            f"a restore to {data.root} is running or did not finish; run 'understudy restore' with "
+            "the same backup again, or use another data folder"
+        )
+    return ""
+
+
 def has_deployment(data: DataFolder, *, models: str = "") -> bool:
     """Return whether a deployment was created here or at the URL, even if its key was lost."""
     if signing_key(data).exists():
@@ -104,24 +135,15 @@ def _signer(data: DataFolder, objects: Objects, *, is_remote: bool) -> Signer:
     other's models.
     """
     path = signing_key(data)
-    if (data.root / BACKUP_FILE).exists():
-        raise ConfigError(
-            f"{data.root} is a backup, which would be changed; restore it to a new folder first: "
-            f"understudy restore {data.root} --keys keep --data NEW"
-        )
-    if data.restoring.exists() and not path.exists():
-        raise ConfigError(
-            f"a restore to {data.root} is running or did not finish; run 'understudy restore' with "
-            "the same backup again, or use another data folder"
-        )
+    if reason := why_unusable(data):
+        raise ConfigError(reason)
     files = {"signatures": path, "pseudonyms": data.root / "key"}
     shared = objects.get(_FINGERPRINTS)
     try:
         expected = dict(json.loads(b"{}" if shared is None else shared))
     except (ValueError, TypeError):
         raise ConfigError(
-            f"{_FINGERPRINTS} beside the models is damaged; restore it from a backup, or delete it "
-            "if the keys of this machine are the right ones"
+            f"{_FINGERPRINTS} beside the models is damaged; delete it, then {_RECREATE}"
         ) from None
     if not is_remote and shared is not None and "pseudonyms" not in expected:
         del files["pseudonyms"]  # an earlier version recorded it only for remote models

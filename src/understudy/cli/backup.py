@@ -9,9 +9,9 @@ import click
 from understudy.cli.options import (
     PATH,
     common_options,
+    count_of,
     examples,
     finish,
-    format_count,
     format_size,
     results,
 )
@@ -114,7 +114,7 @@ def restore(data_text: str | None, as_json: bool, source: Path, keys_action: str
 
 def _summary(proof: Proof) -> str:
     return (
-        f"{format_count(proof.steps)} steps, {proof.models} models and {proof.keys} keys in "
-        f"{format_count(proof.files)} files, {format_size(proof.size_bytes)}; every byte was "
-        "verified"
+        f"{count_of(proof.steps, 'step')}, {count_of(proof.models, 'model')} and "
+        f"{count_of(proof.keys, 'key')} in {count_of(proof.files, 'file')}, "
+        f"{format_size(proof.size_bytes)}; every byte was verified"
     )

@@ -17,6 +17,7 @@ from understudy.cli.deployed import config_of, released_models, remote_store
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import (
     common_options,
+    count_of,
     examples,
     finish,
     format_count,
@@ -72,15 +73,15 @@ def stats(data_text: str | None, as_json: bool, store_url: str | None) -> int:
         )
     out = results(as_json=as_json)
     steps, chunks, sessions = (
-        format_count(fields[name]) for name in ("steps", "chunks", "sessions")
+        count_of(fields[f"{noun}s"], noun) for noun in ("step", "chunk", "session")
     )
-    line = f"{steps} steps in {chunks} chunks of {sessions} sessions"
+    line = f"{steps} in {chunks} of {sessions}"
     if remote is None and fields["free_bytes"]:
         free = format_size(fields["free_bytes"])
         line += f"; {free} free inside the database (understudy data compact)"
     out.print(line)
     for game, game_steps in fields["games"].items():
-        out.print(f"  {game}: {format_count(game_steps)} steps")
+        out.print(f"  {game}: {count_of(game_steps, 'step')}")
     unstored = [name for name in ("stream", "spool") if fields["bytes"].get(name)]
     if not fields["steps"] and unstored:
         out.print(
@@ -213,10 +214,13 @@ def verify(
     by_session = {}
     receipts: list[AckedFrame] = []
     cut_lines: list[str] = []
+    empty: list[Path] = []
     for path in receipt_files:
         numbers: list[int] = []
-        receipts += read_receipts(path, on_cut=numbers.append)
+        of_file = list(read_receipts(path, on_cut=numbers.append))
+        receipts += of_file
         cut_lines += [f"line {number} of {path}" for number in numbers]
+        empty += [] if of_file or numbers else [path]
     with ExitStack() as opened:
         remote = opened.enter_context(remote_store(data_text, store_url))
         folder = remote.data if remote else data_folder(data_text).must_exist()
@@ -241,12 +245,20 @@ def verify(
     if cut_lines:
         out.print(
             f"[yellow]![/] {escape(cut_lines[0])} is cut off, so its receipt was not checked; "
-            f"{format_count(len(cut_lines))} such lines in all",
+            f"{count_of(len(cut_lines), 'such line')} in all",
+            soft_wrap=True,
+        )
+    for path in empty:
+        out.print(
+            f"[yellow]![/] {escape(str(path))} holds no receipts, so nothing was compared with it: "
+            "the game has not had a frame acknowledged, or writes to another file; check the path "
+            "in understudy.SenderConfig(receipts=...)",
             soft_wrap=True,
         )
     for session, text in by_session.items():
         out.print(f"{session} {text}")
     fields = verification.to_json() | {"cut_receipts": len(cut_lines)}
+    fields["empty_receipts"] = [str(path) for path in empty]
     if digest:
         fields |= {"digest": combined_digest(by_session), "digests": by_session}
     return finish(fields, as_json=as_json, code=verification.exit_code)
@@ -257,12 +269,12 @@ def _print_verification(
 ) -> None:
     if verification.recovered_frames:
         out.print(
-            f"sent {format_count(verification.recovered_frames)} frames that killed games left in "
+            f"sent {count_of(verification.recovered_frames, 'frame')} that killed games left in "
             "the spool"
         )
     out.print(
-        f"{format_count(verification.steps)} steps, {format_count(verification.chunks)} chunks, "
-        f"{format_count(verification.sessions)} sessions audited in {took_s:.1f} s"
+        f"{count_of(verification.steps, 'step')}, {count_of(verification.chunks, 'chunk')}, "
+        f"{count_of(verification.sessions, 'session')} audited in {took_s:.1f} s"
         + (
             " (ingest is running; frames that arrive during the check may not be included)"
             if verification.live_writer
@@ -272,17 +284,17 @@ def _print_verification(
     for line in verification.corrupt[:20]:
         out.print(f"[red]damaged[/red] {escape(line)}")
     out.print(
-        f"ledger {format_count(verification.ledger_chunks)} acknowledged frames, "
-        f"{format_count(verification.ledger_steps)} steps: lost "
+        f"ledger {count_of(verification.ledger_chunks, 'acknowledged frame')}, "
+        f"{count_of(verification.ledger_steps, 'step')}: lost "
         f"{format_count(verification.lost_steps)}, stored twice "
         f"{format_count(verification.duplicate_steps)}, unexplained gaps "
-        f"{format_count(verification.gap_steps)}, quarantined {verification.quarantined_chunks} "
-        "chunks"
+        f"{format_count(verification.gap_steps)}, quarantined "
+        f"{count_of(verification.quarantined_chunks, 'chunk')}"
     )
     if verification.evicted_chunks:
         out.print(
-            f"[yellow]evicted[/yellow] {format_count(verification.evicted_chunks)} quarantined "
-            "frames, because the quarantine was full; their bytes are lost"
+            f"[yellow]evicted[/yellow] {count_of(verification.evicted_chunks, 'quarantined frame')}"
+            ", because the quarantine was full; their bytes are lost"
         )
     for spool in verification.unreadable_spools[:20]:
         out.print(
@@ -326,9 +338,9 @@ def _print_verdict(out: Console, verification: Verification, *, is_remote: bool)
         )
     elif verification.set_aside_steps:
         out.print(
-            "[yellow]every acknowledged step is accounted for, but "
-            f"{format_count(verification.set_aside_steps)} of them are quarantined, parked, "
-            "forgotten or expired[/]; next: understudy data quarantine list"
+            "[yellow]every acknowledged step is accounted for, but not all are stored: "
+            f"{count_of(verification.set_aside_steps, 'step')} quarantined, parked, forgotten or "
+            "expired[/]; next: understudy data quarantine list"
         )
     elif len(verification.receipts) != verification.receipt_fates["stored"]:
         out.print(
@@ -388,8 +400,9 @@ def forget(
             f"no data of {escape(player)} found in {', '.join(fields['games'])}; check the name"
         )
     out.print(
-        f"erased {format_count(fields['chunks'])} chunks and {fields['spooled_sessions']} spooled "
-        f"sessions of {escape(player)}; deleted {format_size(fields['stream_bytes'])} of the stream"
+        f"erased {count_of(fields['chunks'], 'chunk')} and "
+        f"{count_of(fields['spooled_sessions'], 'spooled session')} of {escape(player)}; deleted "
+        f"{format_size(fields['stream_bytes'])} of the stream"
     )
     out.print("frames that were recorded before now and arrive later will be rejected")
     for place, why in fields["left"].items():

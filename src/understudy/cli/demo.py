@@ -20,7 +20,7 @@ from rich.text import Text
 from understudy.backends.data import DataFolder, data_folder
 from understudy.backends.deployment import signing_key
 from understudy.cli.interrupts import Interrupts
-from understudy.cli.options import examples, finish, format_count, json_option, live_view
+from understudy.cli.options import count_of, examples, finish, format_count, json_option, live_view
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.games.rally import Court, as_text
 from understudy.platform.children import end_children, kill_children
@@ -348,7 +348,7 @@ def _view(
     waiting = max(0, look.recorded_steps - look.acked_steps)
     lag = "" if look.lag_s is None else f"{look.lag_s * 1000:.0f} ms"
     table.add_row(
-        f"{config.people} players",
+        count_of(config.people, "player"),
         format_count(look.recorded_steps),
         rate("recorded_steps"),
         f"{format_count(waiting)} to send",
@@ -356,7 +356,7 @@ def _view(
     in_flight = f"{format_count(max(0, look.acked_steps - look.stored_steps))} in flight"
     table.add_row("acknowledged", format_count(look.acked_steps), rate("acked_steps"), in_flight)
     table.add_row("stored", format_count(look.stored_steps), rate("stored_steps"), lag)
-    table.add_row("learner", f"{format_count(look.updates)} updates", rate("updates"), "")
+    table.add_row("learner", count_of(look.updates, "update"), rate("updates"), "")
     bots = f"champion {look.champion or 'none yet'}" + (
         f", canary {look.canary}" if look.canary else ""
     )

@@ -17,13 +17,20 @@ import click
 
 from understudy.backends.addresses import open_store, open_stream
 from understudy.backends.data import DataFolder, data_folder
-from understudy.backends.deployment import has_deployment, open_deployment, signing_key
+from understudy.backends.deployment import (
+    has_deployment,
+    inspect_deployment,
+    signing_key,
+    why_unusable,
+)
 from understudy.backends.local import open_file_stream, open_view
 from understudy.backends.specs import RegistrySpecs
-from understudy.cli.options import common_options, console, examples, finish
+from understudy.cli.certificates import certificates, check_certificate
+from understudy.cli.options import common_options, console, count_of, examples, finish
 from understudy.client.spool import count_spooled
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
 from understudy.core.log import sync_data
+from understudy.core.plural import plural
 from understudy.experience.intake import read_key
 from understudy.platform.config import Config, mask_secrets, resolve
 from understudy.ports import DAMAGED_STREAM
@@ -94,6 +101,10 @@ def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[DoctorCh
         yield DoctorCheck("packages", "green", f"all {len(_NEEDED)} are installed")
     yield from _disk(data.root if data is not None else Path(tempfile.gettempdir()))
     if data is not None:
+        yield from _certificates(config)
+        if reason := why_unusable(data):
+            yield DoctorCheck("data folder", "red", reason)  # the message names the next step
+            return
         stream = config.stream.url
         store = config.store.url
         models = config.models.url
@@ -139,6 +150,13 @@ def _disk(where: Path) -> Iterator[DoctorCheck]:
     )
 
 
+def _certificates(config: Config) -> Iterator[DoctorCheck]:
+    for path in certificates(config):
+        is_valid, advice = check_certificate(path, now_s=time.time())
+        colour: Colour = "red" if not is_valid else "yellow" if advice else "green"
+        yield DoctorCheck("certificate", colour, advice or f"{path} is valid")
+
+
 def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
     if not data.has_store():
         yield DoctorCheck(
@@ -174,7 +192,8 @@ def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
         yield DoctorCheck(
             "lost frames",
             "red",
-            f"{lost} entries of the stream were damaged before they were stored",
+            f"{count_of(lost, 'entry', 'entries')} of the stream {plural(lost, 'was', 'were')} "
+            "damaged before being stored",
             f"understudy data verify --data {data.root}",
         )
     yield from _unsent_frames(data)
@@ -206,29 +225,31 @@ def _own_stream(data: DataFolder) -> Iterator[DoctorCheck]:
         yield DoctorCheck("stream", "red", f"cannot be read: {error}", advice)
         return
     if damage:
-        result = f"{len(damage)} damaged entries: {'; '.join(damage[:3])}"
+        entries = count_of(len(damage), "damaged entry", "damaged entries")
+        result = f"{entries}: {'; '.join(damage[:3])}"
         advice = (
             "acknowledged frames in them are lost unless the files are restored from a copy of the "
             "disk; without them, ingest skips the damaged entries"
         )
         yield DoctorCheck("stream", "red", result, advice)
     else:
-        yield DoctorCheck("stream", "green", f"{partitions} partitions; every entry is intact")
+        yield DoctorCheck(
+            "stream", "green", f"{count_of(partitions, 'partition')}; every entry is intact"
+        )
 
 
 def _stream(data: DataFolder, url: str) -> Iterator[DoctorCheck]:
     try:
         with contextlib.closing(open_stream(url, data)) as stream:
-            yield DoctorCheck(
-                "stream", "green", f"{len(stream.partitions())} partitions at {mask_secrets(url)}"
-            )
+            partitions = count_of(len(stream.partitions()), "partition")
+            yield DoctorCheck("stream", "green", f"{partitions} at {mask_secrets(url)}")
     except UnderstudyError as error:
         yield DoctorCheck("stream", "red", str(error))  # the message names the next step
 
 
 def _store(data: DataFolder, url: str, models: str) -> Iterator[DoctorCheck]:
     try:
-        specs = RegistrySpecs(open_deployment(data, models=models).registry)
+        specs = RegistrySpecs(inspect_deployment(data, models=models).registry)
         with contextlib.closing(open_store(url, specs=specs)) as store:
             store.tail(None, max_items=1, wait_s=0.0)
             yield DoctorCheck("store", "green", f"responds at {mask_secrets(url)}")
@@ -243,7 +264,7 @@ def _unsent_frames(data: DataFolder) -> Iterator[DoctorCheck]:
         yield DoctorCheck(
             "spool",
             "yellow",
-            f"{sessions} sessions have unsent frames",
+            f"unsent frames of {count_of(sessions, 'session')}",
             f"understudy data verify --data {data.root}",
         )
     else:
@@ -254,7 +275,7 @@ def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
     try:
         if not has_deployment(data, models=models):
             return
-        deployment = open_deployment(data, models=models)
+        deployment = inspect_deployment(data, models=models)
         registry = deployment.registry
         games = registry.games()
         damaged = [
@@ -273,6 +294,6 @@ def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
         yield DoctorCheck(
             "models",
             "green",
-            f"{len(games)} games, {len(deployment.keys.all())} keys; journals and models are "
-            "intact, and contain every entry that this machine has read",
+            f"{count_of(len(games), 'game')}, {count_of(len(deployment.keys.all()), 'key')}; "
+            "journals and models are intact, and contain every entry that this machine has read",
         )

@@ -20,6 +20,7 @@ from understudy.cli.options import (
     PATH,
     common_options,
     console,
+    count_of,
     examples,
     finish,
     format_count,
@@ -142,21 +143,22 @@ def export_data(
         return finish(fields, as_json=True)
     terminal = console()
     terminal.print(
-        f"wrote {format_count(written.steps)} steps in {format_count(written.episodes)} episodes "
+        f"wrote {count_of(written.steps, 'step')} in {count_of(written.episodes, 'episode')} "
         f"of {history.spec.game}, {format_size(written.size_bytes)}: {written.path}",
         soft_wrap=True,
     )
     for name, steps in history.left_out.items():
         terminal.print(
-            f"skipped {format_count(steps)} steps with consent {name}; to include them, add "
+            f"skipped {count_of(steps, 'step')} with consent {name}; to include them, add "
             f"--consent {name}"
         )
     if history.gone_chunks:
-        terminal.print(f"{history.gone_chunks} chunks were forgotten or expired during the export")
+        chunks = count_of(history.gone_chunks, "chunk")
+        terminal.print(f"forgotten or expired during the export: {chunks}")
     if omitted := more.get("left_out"):
         terminal.print(
-            f"skipped {sum(omitted.values())} incomplete episodes: {omitted['cut']} cut (without "
-            f"an end), {omitted['unfinished']} unfinished, {omitted['gaps']} with gaps"
+            f"skipped {count_of(sum(omitted.values()), 'incomplete episode')}: {omitted['cut']} "
+            f"cut (without an end), {omitted['unfinished']} unfinished, {omitted['gaps']} with gaps"
         )
         terminal.print(
             f"open it in Python: minari.MinariDataset({str(written.path / 'data')!r})",
@@ -333,34 +335,36 @@ def _incoming(
 
 def _print_import(out: Console, fields: dict[str, Any], data_text: str) -> None:
     out.print(
-        f"{format_count(fields['steps'])} steps of {fields['game']} in "
-        f"{format_count(fields['sessions'])} sessions: stored "
+        f"{count_of(fields['steps'], 'step')} of {fields['game']} in "
+        f"{count_of(fields['sessions'], 'session')}: stored "
         f"{format_count(fields['stored_steps'])}, already stored "
         f"{format_count(fields['there_steps'])}"
     )
     if fields["format"] == "seed-a":
         _print_seed(out, fields)
     elif fields.get("episodes_without_end"):
-        out.print(f"{fields['episodes_without_end']} episodes have no end and were stored as cut")
+        episodes = count_of(fields["episodes_without_end"], "episode")
+        out.print(f"stored as cut, without an end: {episodes}")
     if fields["refused_steps"]:
         out.print(
-            f"[red]{format_count(fields['refused_steps'])} steps were rejected[/]: "
+            f"[red]rejected {count_of(fields['refused_steps'], 'step')}[/]: "
             f"{dict(fields['refusals'])}; next: understudy data quarantine list --data {data_text}",
             soft_wrap=True,
         )
     if fields["waiting_steps"]:
         out.print(
-            f"[yellow]{format_count(fields['waiting_steps'])} steps are in the stream but not yet "
-            f"stored[/]: {fields['next']}",
+            "[yellow]in the stream but not yet stored: "
+            f"{count_of(fields['waiting_steps'], 'step')}[/]: {fields['next']}",
             soft_wrap=True,
         )
 
 
 def _print_seed(out: Console, fields: dict[str, Any]) -> None:
     out.print(
-        f"{format_count(fields['records'])} records of {fields['game_id']!r}, "
-        f"{fields['duplicates']} duplicates; {fields['episodes']} episodes, "
-        f"{fields['episodes_without_end']} without an end, {fields['gaps']} gaps"
+        f"{count_of(fields['records'], 'record')} of {fields['game_id']!r}, "
+        f"{count_of(fields['duplicates'], 'duplicate')}; "
+        f"{count_of(fields['episodes'], 'episode')}, "
+        f"{fields['episodes_without_end']} without an end, {count_of(fields['gaps'], 'gap')}"
     )
     if fields["mode"] == "as-is":
         out.print(

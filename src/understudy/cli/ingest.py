@@ -15,9 +15,9 @@ from understudy.cli.interrupts import INTERRUPTED
 from understudy.cli.options import (
     common_options,
     console,
+    count_of,
     examples,
     finish,
-    format_count,
     results,
     store_option,
 )
@@ -96,7 +96,7 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
         "refusals": dict(stats.refusals),
     }
     results(as_json=as_json).print(
-        f"stored {format_count(stats.steps)} steps of {format_count(stats.frames)} frames; "
+        f"stored {count_of(stats.steps, 'step')} of {count_of(stats.frames, 'frame')}; "
         f"rejected {sum(stats.refusals.values())}"
         + "".join(f", {reason} {count}" for reason, count in stats.refusals.items())
     )

@@ -8,7 +8,7 @@ import click
 from rich.markup import escape
 
 from understudy.cli.deployed import deployment
-from understudy.cli.options import common_options, examples, finish, result_table, results
+from understudy.cli.options import common_options, count_of, examples, finish, result_table, results
 from understudy.core.errors import ConfigError
 from understudy.models.keys import EVERY_GAME, MAX_REQUESTS_S, SCOPES, Key, Scope
 
@@ -189,8 +189,8 @@ def repair(data_text: str | None, as_json: bool, keys_action: str) -> int:
         )
     else:
         out.print(
-            f"{len(active)} keys are valid again; next: compare them with 'understudy keys list', "
-            "and revoke those that had been revoked"
+            f"accepted {count_of(len(active), 'key')}; next: see 'understudy keys list', and "
+            "revoke those that had been revoked"
         )
     return finish({"repaired": is_repaired, "keys": [key.id for key in active]}, as_json=as_json)
 

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from understudy.cli.options import (
     PATH,
     common_options,
     console,
+    count_of,
     data_option,
     examples,
     finish,
@@ -29,11 +31,13 @@ from understudy.cli.options import (
 from understudy.core.canonical import canonical_json
 from understudy.core.errors import ConfigError
 from understudy.core.log import storage_error
+from understudy.core.plural import plural
 from understudy.models.cloud import CloudObjects
 from understudy.models.manifest import Manifest, open_policy
 from understudy.models.registry import SCHEMA_CHARS, Registry
 from understudy.nn.heads import head_to_json
-from understudy.nn.network import network_to_json
+from understudy.nn.network import Centre, network_to_json
+from understudy.nn.policy import Policy
 from understudy.platform.platform import read_roles
 from understudy.release.gatekeeper import model_rows, release_run
 
@@ -60,6 +64,8 @@ def models() -> None:
 def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
     """List the models of GAME, or of all games: aliases, returns (episodes) and verdicts."""
     opened = deployment(data_text, must_exist=True)
+    if game:
+        opened.registry.check_game(game)
     games = [game] if game else opened.registry.games()
     rows = model_rows(opened, games)
     returns = _returns(opened.data)
@@ -114,7 +120,7 @@ def show(data_text: str | None, as_json: bool, model: str) -> int:
     """Show a model's metadata, and verify its bytes and signature."""
     registry = deployment(data_text, must_exist=True).registry
     manifest = registry.find(model)
-    open_policy(manifest, registry.policy_bytes(manifest))
+    policy = open_policy(manifest, registry.policy_bytes(manifest))
     promotions = [
         promotion
         for promotion in registry.catalogue(manifest.game).history
@@ -122,6 +128,7 @@ def show(data_text: str | None, as_json: bool, model: str) -> int:
     ]
     history = [{"since_s": promotion.at_s, "why": promotion.why} for promotion in promotions]
     fields = {**manifest.to_json(), "model": manifest.name, "champion_since": history}
+    fields["centre"] = _centres(policy)
     del fields["golden"]
     out = results(as_json=as_json)
     lineage = fields["lineage"]
@@ -134,13 +141,35 @@ def show(data_text: str | None, as_json: bool, model: str) -> int:
         f"{lineage['code_version']}"
     )
     if lineage["steps"]:
-        out.print(f"  trained on {format_count(lineage['steps'])} steps")
+        out.print(f"  trained on {count_of(lineage['steps'], 'step')}")
+    for text in fields["centre"]:
+        out.print(f"  sees {text}", soft_wrap=True, markup=False)
     for name, value in lineage["metrics"].items():
         out.print(f"  {name} {value:g}")
     for promotion in promotions:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(promotion.at_s))
         out.print(f"  champion since {since}: {promotion.why}")
     return finish(fields, as_json=as_json)
+
+
+def _centres(policy: Policy) -> list[str]:
+    """From which cell a policy sees each grid that it does not see as a whole."""
+
+    def number(place: tuple[str, int] | tuple[()]) -> str:
+        assert place
+        name, index = place
+        size = math.prod(policy.game.obs_columns[name].shape)
+        return name if size == 1 else f"{name}[{size + index}]"
+
+    texts = []
+    for name, column in policy.network.inputs.items():
+        for layer in column.layers:
+            if isinstance(layer, Centre):
+                cell = f"of channel {layer.channel}"
+                if layer.channel < 0:
+                    cell = f"in row {number(layer.row)}, column {number(layer.column)}"
+                texts.append(f"{name} from the cell {cell}, up to {layer.radius} cells away")
+    return texts
 
 
 @models.command(
@@ -218,6 +247,7 @@ def promote(data_text: str | None, as_json: bool, model: str, why: str) -> int:
 def rollback(data_text: str | None, as_json: bool, game: str, why: str, schema: str | None) -> int:
     """Make the previous champion of GAME champion again."""
     registry = deployment(data_text, must_exist=True).registry
+    registry.check_game(game)
     now = registry.catalogue(game)
     number = registry.rollback(game, why=why, schema=schema)
     before = now.model_of("champion", now.models[number].schema)
@@ -243,6 +273,7 @@ def rollback(data_text: str | None, as_json: bool, game: str, why: str, schema: 
 def withdraw(data_text: str | None, as_json: bool, game: str, why: str, schema: str | None) -> int:
     """Withdraw the canary of GAME: it stops playing, and the next candidate can be tried."""
     registry = deployment(data_text, must_exist=True).registry
+    registry.check_game(game)
     number = registry.withdraw(game, why=why, schema=schema)
     results(as_json=as_json).print(f"{game}/{number} is no longer the canary of {game}")
     return finish({"game": game, "withdrawn": number}, as_json=as_json)
@@ -263,11 +294,12 @@ def repair(data_text: str | None, as_json: bool, game: str) -> int:
     with them, restore them instead: nothing is lost then.
     """
     registry = deployment(data_text, must_exist=True).registry
+    registry.check_game(game)
     is_repaired = registry.repair(game)
     now = registry.catalogue(game)
     champion = now.model_of("champion")
     results(as_json=as_json).print(
-        f"{game} continues with {len(now.models)} models; its champion is "
+        f"{game} continues with {count_of(len(now.models), 'model')}; its champion is "
         + (f"{game}/{champion}" if champion else "none")
         if is_repaired
         else f"the journal of {game} needs no repair; nothing was changed"
@@ -356,7 +388,7 @@ def url_of_model(data_text: str | None, as_json: bool, model: str, minutes: floa
     address = opened.objects.signed_url(opened.registry.policy_object(manifest), for_s=minutes * 60)
     fields = {"model": manifest.name, "url": address, "policy_sha256": manifest.policy_sha256}
     results(as_json=as_json).print(
-        f"{address}\n{manifest.name}, valid for {minutes:g} minutes; SHA-256 "
+        f"{address}\n{manifest.name}, valid for {minutes:g} {plural(minutes, 'minute')}; SHA-256 "
         f"{manifest.policy_sha256}",
         soft_wrap=True,
         markup=False,

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from understudy.core.errors import ConfigError
+from understudy.core.plural import plural
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 State = TypeVar("State")
@@ -137,6 +138,11 @@ def json_object(text: str, flag: str) -> dict[str, Any]:
 def format_count(number: float) -> str:
     """Format a number for display: 12 345."""
     return f"{number:,.0f}".replace(",", " ")
+
+
+def count_of(number: float, noun: str, nouns: str = "") -> str:
+    """Format a number of things for display: 1 step, 12 345 steps; `nouns`: an unusual plural."""
+    return f"{format_count(number)} {plural(number, noun, nouns)}"
 
 
 def format_size(size_bytes: float) -> str:

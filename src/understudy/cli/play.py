@@ -30,6 +30,7 @@ from understudy.cli.options import (
     PATH,
     common_options,
     console,
+    count_of,
     examples,
     finish,
     import_from_here,
@@ -132,7 +133,7 @@ def play(
         paths = film(choice, policy, gif, seeds=seeds, option="--gif")
     returns = _watch(choice, name, policy, seeds, out, is_filmed=gif is not None)
     mean = float(np.mean(returns))
-    out.print(f"{name}: mean return {mean:.4g} over {len(returns)} episodes")
+    out.print(f"{name}: mean return {mean:.4g} over {count_of(len(returns), 'episode')}")
     for path in paths:
         out.print(f"  {path}", soft_wrap=True)
     fields = {
@@ -200,7 +201,8 @@ def _watch(
 
         def report_episode(number: int, moment: Moment) -> None:
             if moment.has_ended:
-                out.print(f"episode {number}: return {moment.total:.4g} after {moment.step} steps")
+                steps = count_of(moment.step, "step")
+                out.print(f"episode {number}: return {moment.total:.4g} after {steps}")
             elif moment.step == MAX_STEPS:
                 out.print(
                     f"episode {number}: return {moment.total:.4g}, stopped after {MAX_STEPS} steps"

@@ -10,6 +10,7 @@ from understudy.backends.data import data_folder
 from understudy.cli.options import (
     common_options,
     console,
+    count_of,
     examples,
     finish,
     format_count,
@@ -85,7 +86,7 @@ def simulate(
         return (
             f"{progress.elapsed_s:5.1f} s of {config.seconds:g}: recorded "
             f"{format_count(progress.recorded_steps)}, acked {format_count(progress.acked_steps)}, "
-            f"stored {format_count(progress.stored_steps)} steps"
+            f"stored {count_of(progress.stored_steps, 'step')}"
         )
 
     def draw(progress: SimulationProgress) -> Table:
@@ -99,7 +100,7 @@ def simulate(
             result = simulation.run(show)
     summary = results(as_json=as_json)
     summary.print(
-        f"recorded {format_count(result.recorded_steps)} steps, acked "
+        f"recorded {count_of(result.recorded_steps, 'step')}, acked "
         f"{format_count(result.acked_steps)} ({format_count(result.steps_per_s)}/s), stored "
         f"{format_count(result.stored_steps)}"
     )
@@ -109,8 +110,8 @@ def simulate(
     )
     if result.unsent_steps:
         summary.print(
-            f"{format_count(result.unsent_steps)} steps are not acknowledged yet; those in "
-            "complete chunks are in the spool and will be sent by 'understudy data verify'"
+            f"not acknowledged yet: {count_of(result.unsent_steps, 'step')}; those in complete "
+            "chunks are in the spool and will be sent by 'understudy data verify'"
         )
     summary.print(f"next: understudy data verify --data {data_text or data.root}")
     return finish(asdict(result), as_json=as_json)
@@ -118,7 +119,7 @@ def simulate(
 
 def _table(progress: SimulationProgress, config: SimulateConfig) -> Table:
     title = (
-        f"{config.players} players of {config.env_id}   {progress.elapsed_s:.1f} of "
+        f"{count_of(config.players, 'player')} of {config.env_id}   {progress.elapsed_s:.1f} of "
         f"{config.seconds:g} s"
     )
     table = Table(title=title, title_justify="left", min_width=64)

@@ -1,6 +1,8 @@
 """understudy status: the state of a platform, read from the files of its data folder."""
 
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -9,8 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from understudy.backends.data import DataFolder, count_store
-from understudy.backends.deployment import open_deployment, signing_key
-from understudy.cli.options import common_options, examples, finish, format_count, results
+from understudy.backends.deployment import has_deployment, inspect_deployment, why_unusable
+from understudy.cli.certificates import certificates, check_certificate
+from understudy.cli.options import common_options, count_of, examples, finish, format_count, results
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed
 from understudy.models.catalogue import Catalogue
@@ -35,7 +38,12 @@ def status(data_text: str | None, as_json: bool) -> int:
     """Show roles, rates, lag, games and models; exits 1 if something is wrong or nothing runs."""
     config = resolve({"data": data_text}).config
     urls = {"stream": config.stream.url, "store": config.store.url, "models": config.models.url}
-    fields = platform_status(config.folder, models=config.models.url, store=config.store.url)
+    fields = platform_status(
+        config.folder,
+        models=config.models.url,
+        store=config.store.url,
+        certificates=certificates(config),
+    )
     fields["elsewhere"] = {part: mask_secrets(url) for part, url in urls.items() if url}
     _print(results(as_json=as_json), fields)
     return finish(fields, as_json=as_json, code=0 if fields["ok"] else 1)
@@ -48,7 +56,7 @@ def _print(out: Console, fields: dict[str, Any]) -> None:
         out.print(f"{part} at {escape(url)}", soft_wrap=True)
     if fields["roles"]:
         out.print(_roles(fields["roles"]))
-    out.print(f"{format_count(fields['steps'])} steps stored")
+    out.print(f"{count_of(fields['steps'], 'step')} stored")
     for game in fields["games"]:
         _print_game(out, game)
     for advice in fields["next"]:
@@ -83,17 +91,20 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
     if game.get("canary"):
         evidence = min(max(game.get("canary_evidence", 0.0), 0.0), 1.0)
         bots += (
-            f", canary {name}/{game['canary']} ({game.get('canary_episodes', 0)} episodes, "
+            f", canary {name}/{game['canary']} "
+            f"({count_of(game.get('canary_episodes', 0), 'episode')}, "
             f"{evidence:.0%} of the way to a proof that it is better)"
         )
-    models = f"{game['models']} models, {bots}" if "models" in game else "models unknown"
-    out.print(f"[bold]{name}[/]: {format_count(game['steps'])} steps, {models}")
+    models = (
+        f"{count_of(game['models'], 'model')}, {bots}" if "models" in game else "models unknown"
+    )
+    out.print(f"[bold]{name}[/]: {count_of(game['steps'], 'step')}, {models}")
     if game.get("why"):
         phase = f"{game['phase']}, " if game["phase"] else ""
         out.print(f"  {phase}{game['doing']}: {escape(game['why'])}", soft_wrap=True)
     if missing_steps := game.get("missing_steps"):
         what = "next candidate" if game.get("champion") else "first bot"
-        out.print(f"  {what}: after {format_count(missing_steps)} more steps", soft_wrap=True)
+        out.print(f"  {what}: after {count_of(missing_steps, 'more step')}", soft_wrap=True)
     for model, verdict in list(game.get("verdicts", {}).items())[-_SHOWN_VERDICTS:]:
         out.print(f"  {escape(f'{model}: {verdict}')}", soft_wrap=True)
     if returns := _returns(game):
@@ -114,7 +125,7 @@ def _returns(game: dict[str, Any]) -> str:
     if people.get("episodes"):
         parts.append(
             f"people {people['mean']:.4g} on average and {people['best']:.4g} for the best of "
-            f"{people['players']} (first {format_count(people['episodes'])} episodes"
+            f"{people['players']} (first {count_of(people['episodes'], 'episode')}"
             + (
                 f", without {people['left_out']} far from all others"
                 if people.get("left_out")
@@ -126,7 +137,7 @@ def _returns(game: dict[str, Any]) -> str:
         played = game.get("returns", {}).get(f"{game['game']}/{game.get(alias)}")
         if played:
             parts.append(
-                f"{alias} {played['mean']:.4g} ({format_count(played['episodes'])} episodes)"
+                f"{alias} {played['mean']:.4g} ({count_of(played['episodes'], 'episode')})"
             )
     return ", ".join(parts)
 
@@ -139,7 +150,7 @@ def _skills(game: dict[str, Any]) -> str:
             goal = "" if played["target"] is None else f", target {played['target']:.4g}"
             parts.append(
                 f"{skill} {played['mean']:.4g} with noise {played['noise']:.3g} "
-                f"({format_count(played['episodes'])} episodes{goal})"
+                f"({count_of(played['episodes'], 'episode')}{goal})"
             )
     return "; ".join(parts)
 
@@ -148,7 +159,12 @@ def _skills(game: dict[str, Any]) -> str:
 
 
 def platform_status(
-    data: DataFolder, *, models: str = "", store: str = "", clock: Clock | None = None
+    data: DataFolder,
+    *,
+    models: str = "",
+    store: str = "",
+    certificates: Sequence[Path] = (),
+    clock: Clock | None = None,
 ) -> dict[str, Any]:
     """Roles, rates, lag, games with their schedule, models and next steps of a platform.
 
@@ -163,17 +179,19 @@ def platform_status(
     games, damage = _games(data, models, counts["games"], learner)
     gateway = next((role for role in roles if role["role"] == "gateway" and role["alive"]), None)
     has_damage = any(
-        name.startswith(("champion", "journal"))
+        name.startswith(("champion", "journal", "spec"))
         for game in games
         for name in game.get("damage", {})
     )
     is_stuck = any(_storage_error(role) or _window_error(role) for role in roles)
+    tls = [check_certificate(path, now_s=now_s) for path in certificates]
     return {
         "ok": bool(roles)
         and all(role["alive"] for role in roles)
         and not has_damage
         and not is_stuck
-        and not damage,
+        and not damage
+        and all(is_valid for is_valid, _ in tls),
         "url": gateway["report"].get("url") if gateway else None,
         "roles": roles,
         "lag_s": next((role["lag_s"] for role in roles if role["role"] == "ingest"), None),
@@ -182,7 +200,11 @@ def platform_status(
         "parked": counts["parked"],
         "evicted": counts["evicted"],
         "games": games,
-        "next": [*damage, *_next(data, roles, counts, games)],
+        "next": [
+            *damage,
+            *(advice for _, advice in tls if advice),
+            *_next(data, roles, counts, games),
+        ],
     }
 
 
@@ -201,18 +223,18 @@ def _games(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The state of each game, and what is wrong with the deployment's models and keys."""
     reports = learner["report"].get("games", {}) if learner else {}
-    damage = []
-    if signing_key(data).exists():
-        try:
-            deployment = open_deployment(data, models=models)
+    damage = [reason] if (reason := why_unusable(data)) else []
+    try:
+        if not damage and has_deployment(data, models=models):
+            deployment = inspect_deployment(data, models=models)
             if keys := deployment.keys.damage():
                 damage.append(f"keys: {keys}")
             return [
                 _game(deployment.registry, name, steps.get(name, 0), reports.get(name, {}))
                 for name in deployment.registry.games()
             ], damage
-        except (ConfigError, StorageFailed) as error:
-            damage.append(f"cannot read models: {error}")
+    except (ConfigError, StorageFailed) as error:
+        damage.append(f"cannot read models: {error}")
     names = sorted(steps.keys() | reports.keys())
     return [
         {"game": name, "steps": steps.get(name, 0), **_shown(reports.get(name, {}))}
@@ -289,27 +311,27 @@ def _next(
         for role in roles
         if (error := _window_error(role))
     ]
-    if not any(role["alive"] for role in roles):
+    if not any(role["alive"] for role in roles) and not why_unusable(data):
         advice.append(f"nothing is running; next: understudy up --data {data.root}")
     if lost := counts["quarantined"].get(DAMAGED_STREAM, 0):
         advice.append(
-            f"{lost} entries of the stream were damaged, so acknowledged frames are lost; next: "
-            f"understudy data verify --data {data.root}"
+            f"{count_of(lost, 'damaged entry', 'damaged entries')} of the stream, so acknowledged "
+            f"frames are lost; next: understudy data verify --data {data.root}"
         )
     if counts["quarantined"]:
         advice.append(
-            f"{sum(counts['quarantined'].values())} frames were rejected; next: understudy data "
-            "quarantine list"
+            f"{count_of(sum(counts['quarantined'].values()), 'rejected frame')}; next: understudy "
+            "data quarantine list"
         )
     if counts["parked"]:
         advice.append(
-            f"{counts['parked']} frames wait for their game's spec; next: understudy games add "
-            "GAME, then understudy data quarantine replay"
+            f"{count_of(counts['parked'], 'frame')} without a spec of the game; next: understudy "
+            "games add GAME, then understudy data quarantine replay"
         )
     if counts["evicted"]:
         advice.append(
-            f"{counts['evicted']} frames were deleted because the quarantine was full; next: "
-            "understudy data quarantine list shows what fills it"
+            f"deleted {count_of(counts['evicted'], 'frame')} because the quarantine was full; "
+            "next: understudy data quarantine list shows what fills it"
         )
     for game in games:
         if game.get("next"):

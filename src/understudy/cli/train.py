@@ -18,6 +18,7 @@ from understudy.cli.interrupts import Interrupts
 from understudy.cli.options import (
     PATH,
     console,
+    count_of,
     examples,
     finish,
     format_count,
@@ -267,9 +268,9 @@ def _stopped(progress: RunProgress, seeds: int | None) -> dict[str, Any]:
 
 def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> None:
     run = escape(shlex.quote(result["run"]))
-    work = f"{format_count(result['updates'])} update{'' if result['updates'] == 1 else 's'}"
+    work = count_of(result["updates"], "update")
     if result["env_steps"]:
-        work = f"{format_count(result['env_steps'])} steps and {work}"
+        work = f"{count_of(result['env_steps'], 'step')} and {work}"
     time = format_duration(result["train_s"])
     lines = [
         _outcome(result) if seeds is None else _outcome_of_seeds(result),
@@ -306,7 +307,8 @@ def _max_steps(result: Mapping[str, Any]) -> int:
 def _outcome(result: Mapping[str, Any]) -> str:
     if result["return_mean"] is None:
         return f"trained; no return: {escape(result['why_no_return'])}"
-    played = f"return {result['return_mean']:.1f} over {result['episodes']} held-out episodes"
+    episodes = count_of(result["episodes"], "held-out episode")
+    played = f"return {result['return_mean']:.1f} over {episodes}"
     if result["solved"]:
         return f"[bold green]solved[/]: {played}, goal {result['until']:g}"
     return (
@@ -318,14 +320,16 @@ def _outcome(result: Mapping[str, Any]) -> str:
 
 def _outcome_of_seeds(result: Mapping[str, Any]) -> str:
     if result["return_iqm"] is None:
-        return f"trained {result['seeds']} seeds; no returns: {escape(result['why_no_return'])}"
+        seeds = count_of(result["seeds"], "seed")
+        return f"trained {seeds}; no returns: {escape(result['why_no_return'])}"
     low = result["return_low"]
     high = result["return_high"]
     interval = (
         "no interval below 5 seeds" if low is None else f"95 % interval {low:.1f} to {high:.1f}"
     )
     return (
-        f"[bold]{result['solved_seeds']} of {result['seeds']} seeds solved[/]: IQM of returns "
+        f"[bold]{result['solved_seeds']} of {count_of(result['seeds'], 'seed')} solved[/]: IQM of "
+        "returns "
         f"{result['return_iqm']:.1f}, {interval}"
     )
 
@@ -499,8 +503,8 @@ def evaluate(
     out.print(f"IQM [bold]{result.iqm:.1f}[/], {interval}; mean {result.mean:.1f}", soft_wrap=True)
     runs = "" if result.runs == 1 else f" of {result.runs} runs"
     out.print(
-        f"{format_count(result.played)} episodes of the {policy} policy{runs}, {seeds} seed "
-        f"sets of {episodes} episodes each",
+        f"{count_of(result.played, 'episode')} of the {policy} policy{runs}, "
+        f"{count_of(seeds, 'seed set')} of {count_of(episodes, 'episode')} each",
         soft_wrap=True,
     )
     if result.cut:

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.cli.options import format_count
+from understudy.cli.options import count_of, format_count
 from understudy.training.events import (
     Compiling,
     EpisodeEnded,
@@ -242,7 +242,7 @@ def progress_line(progress: RunProgress) -> str:
         parts.append(f"return {format_return(progress.evaluation)}")
     parts += [f"lag {progress.lag_versions}, replay ratio {progress.replay_ratio:.1f}"]
     if guards := progress.guards.total():
-        parts.append(f"guarded {format_count(guards)} times")
+        parts.append(f"guarded {count_of(guards, 'time')}")
     if progress.remaining_s:
         parts.append(f"{format_duration(progress.remaining_s)} left at most")
     return "; ".join(parts)
@@ -279,7 +279,7 @@ def progress_table(progress: RunProgress) -> Table:
     if guards := progress.guards.total():
         table.add_row(
             "[yellow]guarded[/]",
-            f"{format_count(guards)} times",
+            count_of(guards, "time"),
             f"[dim]{_guarded_csv(progress)}[/]",
         )
     remaining = format_duration(progress.remaining_s)

@@ -64,6 +64,13 @@ class Range:
     choices: tuple[str, ...] = ()
     """The allowed texts; empty if every text is allowed."""
 
+    @property
+    def numbers(self) -> str:
+        """The allowed numbers in words."""
+        if self.high < math.inf:
+            return f"{self.low:g} to {self.high:g}"
+        return f"{self.low:g} or more" if self.low > -math.inf else "a number"
+
 
 def setting(
     default: Any,
@@ -355,9 +362,7 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
     if limits is not None and isinstance(value, int | float | Schedule):
         for number in (value.start, value.end) if isinstance(value, Schedule) else (value,):
             if not limits.low <= number <= limits.high:
-                raise ConfigError(
-                    f"{name} is {number}{by}; give {limits.low:g} to {limits.high:g}{about}"
-                )
+                raise ConfigError(f"{name} is {number}{by}; give {limits.numbers}{about}")
     return float(value) if isinstance(default, float) and isinstance(value, int) else value
 
 

@@ -58,6 +58,11 @@ _CENTRE = re.compile(
     r"(?: of (?P<first>-?\d+)\.\.(?P<last>-?\d+))?"
 )
 """A `centre` setting: a grid, a channel or a row and a column, and perhaps its codes."""
+_CENTRE_FORMS = (
+    "give a grid and one of its channels, such as 'obs.grid 5', or a grid, a row and a column, "
+    "such as 'obs.grid obs.place[0],obs.place[1]' or 'obs.grid obs.y,obs.x'; for a grid of numbers "
+    "from 0 to 6 add ' of 0..6'"
+)
 _NUMBER = re.compile(r"(?P<name>[^\s\[\]]+)(?:\[(?P<index>\d+)\])?")
 """A number of an observation: its column, and its index there."""
 MAX_OTHERS = 64
@@ -146,6 +151,16 @@ class _ShownFrom(NamedTuple):
     column: tuple[str, int] | tuple[()]
 
 
+def check_centre(centre: str) -> None:
+    """Raise ConfigError for a `centre` setting that fits no game."""
+    if centre in ("", "none"):
+        return
+    parts = _CENTRE.fullmatch(centre)
+    numbers = [parts[name] for name in ("row", "column") if parts[name]] if parts else [""]
+    if not all(map(_NUMBER.fullmatch, numbers)):
+        raise ConfigError(f"centre is {centre[:80]!r}; {_CENTRE_FORMS}")
+
+
 def _shown_from(game: GameSpec, centre: str) -> _ShownFrom:
     parts = _CENTRE.fullmatch(centre)
     space = game.obs_columns.get(parts["grid"]) if parts else None
@@ -154,12 +169,13 @@ def _shown_from(game: GameSpec, centre: str) -> _ShownFrom:
         is_valid = codes is not None or parts["first"] is None
         axis = grid_channel(space, codes) if is_valid else None
         row, column = (_place(game, parts[name] or "") for name in ("row", "column"))
-        if axis is not None and (parts["channel"] or (row and column)):
-            return _ShownFrom(parts["grid"], codes, axis, int(parts["channel"] or -1), row, column)
+        channel = int(parts["channel"] or -1)
+        if axis is not None and (channel >= 0 or (row and column)):
+            n_channels = space.shape[axis] if codes is None else codes.n
+            if channel < n_channels:
+                return _ShownFrom(parts["grid"], codes, axis, channel, row, column)
     raise ConfigError(
-        f"centre is {centre!r}; give a grid and one of its channels, such as 'obs.grid 5', or a "
-        "grid, a row and a column, such as 'obs.grid obs.place[0],obs.place[1]' or 'obs.grid "
-        "obs.y,obs.x'; for a grid of numbers from 0 to 6 add ' of 0..6'; columns: "
+        f"centre is {centre!r}; {_CENTRE_FORMS}; {game.game} has the columns "
         f"{', '.join(game.obs_columns)}"
     )
 

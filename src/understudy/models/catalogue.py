@@ -11,6 +11,9 @@ from understudy.ports import LiveModels
 
 ALIASES = ("champion", "canary")
 MAX_WHY = 300
+PROMOTED = "promoted"
+RESTORED = "restored by a rollback"
+"""How the verdicts of champions begin."""
 CANARY_SHARE = 0.2
 """The share of a canary whose entry states none: it was set by hand, or by an earlier version."""
 
@@ -253,10 +256,12 @@ class Catalogue:
         if entry.get("discards") and before is not None and before.model_no not in (0, model_no):
             self.discarded.add(before.model_no)
         if alias == "champion" and model_no:
-            self.verdicts[model_no] = f"promoted: {pointer.why}"
+            is_rollback = bool(entry.get("discards"))
+            what = RESTORED if is_rollback else PROMOTED
+            self.verdicts[model_no] = f"{what}: {pointer.why}"
             if before is not None and before.model_no not in (0, model_no):
-                replaced = f"; replaced by {model_name(self.game, model_no)}"
-                self.verdicts[before.model_no] += replaced
+                how = "rolled back to" if is_rollback else "replaced by"
+                self.verdicts[before.model_no] += f"; {how} {model_name(self.game, model_no)}"
         elif is_canary and not continues:
             self.verdicts[model_no] = f"on trial: {pointer.why}"
         undecided = before.model_no if before is not None and alias == "canary" else 0

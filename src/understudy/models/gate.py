@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.core.errors import ConfigError
+from understudy.core.plural import plural
 
 Decision = Literal["promote", "wait", "reject"]
 
@@ -153,7 +154,9 @@ def decide_by_checks(
             + f"{people.detail}; returns were not compared",
         )
     return GateDecision(
-        "wait", f"passed {len(checks)} checks; as canary it plays a share of the episodes"
+        "wait",
+        f"passed {len(checks)} {plural(len(checks), 'check')}; as canary it plays a share of the "
+        "episodes",
     )
 
 
@@ -207,8 +210,8 @@ def compare(
     if not len(order) or n_episodes[-1] < bounds.min_episodes:
         return GateDecision(
             "reject" if is_over else "wait",
-            f"{len(candidate)} episodes of the candidate, {len(champion)} of the champion; each "
-            f"needs {bounds.min_episodes}",
+            f"{len(candidate)} {plural(len(candidate), 'episode')} of the candidate, "
+            f"{len(champion)} of the champion; each needs {bounds.min_episodes}",
         )
     low, high = _range(earlier, tail)
     scaled = (np.clip(returns[order], low, high) - low) / (high - low)

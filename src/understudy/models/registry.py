@@ -156,12 +156,21 @@ class Registry:
         return self.manifest(owner, number)
 
     def damage(self, game: str, *, every: bool = False) -> dict[str, str]:
-        """Problems of a game's journal and of the models its aliases point to; empty: none.
+        """Problems of a game's specs, journal and models that aliases point to; empty: none.
 
-        With `every`, all models are checked. Keys are `journal`, an alias of the newest schema, an
-        alias and the name of an earlier schema's model, or the name of a model without an alias.
+        With `every`, all models are checked. Keys are `spec`, `journal`, an alias of the newest
+        schema, an alias and the name of an earlier schema's model, or the name of a model without
+        an alias.
         """
         problems = dict[str, str]()
+        for name in self._objects.list(f"games/{game_name(game)}"):
+            schema = name.rpartition("/")[2].removesuffix(".json")
+            raw = self._objects.get(name) if name.endswith(".json") else None
+            if raw is not None and hashlib.sha256(raw).hexdigest() != schema:
+                problems["spec"] = (
+                    f"{name} has contents that do not match its name; restore it from a backup, or "
+                    "start ingest or the game, which register it again"
+                )
         if damage := self._shared(game).damage():
             problems["journal"] = damage
         try:
@@ -331,6 +340,15 @@ class Registry:
 
         self._shared(game).write(entry)
 
+    def check_game(self, game: str) -> None:
+        """Raise ConfigError if a game has neither a spec nor a journal."""
+        games = self.games()
+        if game not in games and not self._objects.list(f"registry/{game_name(game)}"):
+            raise ConfigError(
+                f"the game {game[:80]!r} is not registered; pass one of the registered games: "
+                f"{', '.join(games) or 'there are none yet'}"
+            )
+
     def rollback(self, game: str, *, why: str, schema: str | None = None) -> int:
         """Restore the champion of a schema before the current one and return its number.
 
@@ -374,7 +392,10 @@ class Registry:
             owner = _schema_of(now, "canary", schema)
             canary = now.model_of("canary", owner)
             if not canary:
-                raise ConfigError(f"{game} has no canary to withdraw; see 'understudy models list'")
+                raise ConfigError(
+                    f"{game} has no canary to withdraw, since no new model is on trial; see "
+                    f"'understudy models list {game}'"
+                )
             return {
                 "alias": "canary",
                 "model_no": 0,

@@ -28,6 +28,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Corrupt, Refused, StorageFailed, StorageFull
+from understudy.core.plural import plural
 from understudy.core.signed import Signer, Trusted, open_signed
 from understudy.ports import Objects
 
@@ -298,8 +299,9 @@ class Shared(Generic[S]):
             if not state.bad_entries:
                 return ""
             return (
-                f"{state.bad_entries} of its entries are invalid and were ignored, the last one: "
-                f"{state.last_bad_entry}; restore entries that are damaged from a backup"
+                f"{state.bad_entries} invalid {plural(state.bad_entries, 'entry', 'entries')}, "
+                f"ignored, the last one: {state.last_bad_entry}; restore what is damaged from a "
+                "backup"
             )
 
     # --- Writing ----------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from understudy.experience.intake import read_key
 from understudy.models.keys import Keys
 from understudy.models.objects import FolderObjects, open_objects
 from understudy.models.registry import Registry
+from understudy.platform.config import FILE_NAME as CONFIG_FILE
 from understudy.platform.config import LAST_START_FILE, Config, restore_last_start
 from understudy.platform.ingest import open_own_ingest, open_own_store
 from understudy.platform.requests import send_request
@@ -50,6 +51,8 @@ _JOURNALS = ("keys", "registry")
 _PREFIXES = (*_JOURNALS, "games", "blobs")
 _RESTORE_LOCK = ".restore.lock"
 _STAGE_FILE = ".stage"
+_IN_TARGETS = (_RESTORE_LOCK, DataFolder(Path()).restoring.name, CONFIG_FILE, "lost+found")
+"""Names in a folder that may be restored to; the last one is in the root of every new disk."""
 _SNAPSHOT = re.compile("[0-9a-f]{16}")
 
 
@@ -129,18 +132,14 @@ def restore(
             f"{data.root} is inside the backup {source}, which it would damage; pass a folder "
             "outside of it with --data"
         )
+    staged = DataFolder(data.restoring)
+    what = f"{_digest(source / _FACTS)[1]} {models} {revoke_keys}"
+    # Before the first write to it: the folder may have another purpose.
+    _check_target(data, _Restore(staged.root, what))
     make_folder(data.root)
     with FileLock(data.root / _RESTORE_LOCK, what=f"a restore to {data.root}"):
-        staged = DataFolder(data.restoring)
-        progress = _Restore(staged.root, f"{_digest(source / _FACTS)[1]} {models} {revoke_keys}")
-        has_deployment = any(
-            path.exists() for path in (data.root / "store", signing_key(data), data.root / "models")
-        )
-        if has_deployment and progress.stage != "ready":
-            raise ConfigError(
-                f"{data.root} holds a deployment already; pass a folder that does not exist yet "
-                "with --data"
-            )
+        progress = _Restore(staged.root, what)
+        _check_target(data, progress)  # another restore may just have finished
         try:
             if not progress.stage:
                 shutil.rmtree(staged.root, ignore_errors=True)
@@ -187,6 +186,23 @@ class _Restore:
         """Note durably that this stage is reached."""
         write_file(self._folder / _STAGE_FILE, f"{stage}\n{self._what}".encode())
         self.stage = stage
+
+
+def _check_target(data: DataFolder, progress: _Restore) -> None:
+    """Raise ConfigError if a folder holds more than a config file and this unfinished restore."""
+    if progress.stage == "ready" or not data.root.exists():
+        return
+    names = sorted(path.name for path in data.root.iterdir() if path.name not in _IN_TARGETS)
+    if {"store", "models", signing_key(data).name} & set(names):
+        raise ConfigError(
+            f"{data.root} holds a deployment already; pass a folder that does not exist yet with "
+            "--data"
+        )
+    if names:
+        raise ConfigError(
+            f"{data.root} holds other files ({', '.join(names[:3])}); pass an empty folder, or one "
+            "that does not exist yet, with --data"
+        )
 
 
 def _copy_to(staged: DataFolder, source: Path, models: str) -> None:
@@ -278,7 +294,8 @@ def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[
         for game in registry.games():
             catalogue = registry.catalogue(game)
             n_models += len(catalogue.models)
-            damaged += [f"the journal of {game}"] if "journal" in registry.damage(game) else []
+            problems = registry.damage(game)
+            damaged += [f"the {part} of {game}" for part in ("journal", "spec") if part in problems]
             for manifest in catalogue.models.values():
                 try:
                     raw = registry.policy_bytes(manifest)

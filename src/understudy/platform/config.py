@@ -350,12 +350,16 @@ class Config:
         by_algorithm: dict[str, dict[str, Any]] = {}
         for line in self.learner.settings:
             try:
-                ((algorithm, values),) = tomllib.loads(line).items()
-                resolver = Resolver(algorithm if algorithm in ALGORITHMS else "", None)
+                tables = tomllib.loads(line)
+                algorithm = next(iter(tables), "")
+                values = tables.get(algorithm)
+                if len(tables) != 1 or algorithm not in ALGORITHMS or not isinstance(values, dict):
+                    raise ConfigError(f"which sets {', '.join(tables) or 'nothing'}")
+                resolver = Resolver(algorithm)
                 for name, value in values.items():
                     resolver.set(name, value)
                 resolver.settings()
-            except (ValueError, AttributeError, ConfigError) as error:
+            except (ValueError, ConfigError) as error:
                 raise ConfigError(
                     f"learner.settings has {line[:80]!r} ({str(error)[:200]}); pass lines such as "
                     f"'iql.widths = [128, 128]', each for one of {', '.join(ALGORITHMS)}"

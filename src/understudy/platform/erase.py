@@ -147,8 +147,9 @@ def _forget_copies(
     ]
     if checkpoints:
         left["learner"] = (
-            f"{len(checkpoints)} files, such as {checkpoints[0]}, name the player's pseudonym and "
-            "sessions, but hold no steps; the learner's next checkpoints replace them"
+            "checkpoints name the player's pseudonym and sessions, but hold no steps; the "
+            f"learner's next ones replace them (files: {len(checkpoints)}, such as "
+            f"{checkpoints[0]})"
         )
     return {"left": left, "is_finished": not left, "spooled_sessions": spooled, "games": games}
 

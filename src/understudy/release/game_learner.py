@@ -21,6 +21,7 @@ from typing import Any
 import structlog
 
 from understudy.core.errors import ConfigError, Corrupt, Fenced, LearningFailed, UnderstudyError
+from understudy.core.plural import plural
 from understudy.experience.game import GameSpec
 from understudy.experience.skill import DEFAULT_NOISE
 from understudy.models.calibration import calibrate, has_moved, is_due, measured
@@ -101,6 +102,9 @@ class GameLearner:
                     "learning_failed", game=self.game, error=str(error)[:300], retry_in_s=_RETRY_S
                 )
             self._error = self._logged_error = str(error)
+            self._next = Next(
+                "wait", f"the last attempt failed; it is repeated every {_RETRY_S:.0f} s", None
+            )
             self._retry_at_s = self._context.clock.monotonic() + _RETRY_S
             self._leave()
             if isinstance(error, LearningFailed | ConfigError):
@@ -223,14 +227,16 @@ class GameLearner:
         if "steps" in overrides:
             # The service trains without an end: `steps` is only the length of the schedules.
             overrides.setdefault("horizon", overrides["steps"])
-        settings = resolve(
-            TrainRequest(algorithm=algorithm, preset=preset, settings=overrides), spec
-        )
-        if network_bytes(settings, spec) > config.budget.max_bytes:
-            overrides.setdefault("widths", _SMALL_WIDTHS)
-            settings = resolve(
-                TrainRequest(algorithm=algorithm, preset=preset, settings=overrides), spec
-            )
+        request = TrainRequest(algorithm=algorithm, preset=preset, settings=overrides)
+        try:
+            settings = resolve(request, spec)
+            if network_bytes(settings, spec) > config.budget.max_bytes:
+                widths = {"widths": _SMALL_WIDTHS}
+                settings = resolve(replace(request, settings=widths | overrides), spec)
+        except ConfigError as error:
+            raise ConfigError(
+                f"learner.settings of {algorithm} do not fit {self.game}: {error}"
+            ) from None
         return GameTraining(spec, settings, self._context, on_guarded=self._record_guarded)
 
     # --- The ranking ------------------------------------------------------------------------------
@@ -420,8 +426,8 @@ class GameLearner:
         if spec is not None and "unknown" not in context.config.learn_from:
             unknown = context.store_stats.schemas[self.game][spec.schema].steps["unknown"]
         advice = (
-            f"{unknown} steps are not learned from: consent unknown; next: ask players and record "
-            "with consent='granted', "
+            f"{unknown} {plural(unknown, 'step is', 'steps are')} not learned from: consent "
+            "unknown; next: ask players and record with consent='granted', "
             'or set learn_from = ["granted", "unknown"] and restart the learner'
         )
         last = self._decision
@@ -434,7 +440,10 @@ class GameLearner:
             "error": self._error,
             "gave_up": self._gave_up_why,
             "schedule": schedule_text(
-                context.config.schedule, is_discrete=spec is None or spec.discrete is not None
+                context.config.schedule,
+                is_discrete=spec is None or spec.discrete is not None,
+                may_rank=spec is None
+                or may_rank(spec, stack=context.config.settings.get("iql", {}).get("stack", 1)),
             ),
             "steps": training.steps if training else 0,
             "usable_steps": training.engine.n_usable if training else 0,

@@ -22,10 +22,11 @@ import structlog
 import understudy
 from understudy.backends.deployment import Deployment
 from understudy.core.errors import ConfigError, Corrupt, GameFailed, Refused
+from understudy.core.plural import plural
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
 from understudy.models import gate
-from understudy.models.catalogue import ALIASES, Alias, Catalogue
+from understudy.models.catalogue import ALIASES, PROMOTED, RESTORED, Alias, Catalogue
 from understudy.models.gate import Bounds, GateDecision, ModelCheck, Played
 from understudy.models.manifest import Lineage, Manifest, make_manifest, model_name
 from understudy.models.registry import Registry, damage_key
@@ -289,7 +290,7 @@ class Gatekeeper:
 
 def _recorded(verdict: str) -> GateDecision:
     """The decision of a verdict in the journal."""
-    if verdict.startswith("promoted: "):
+    if verdict.startswith((PROMOTED, RESTORED)):
         return GateDecision("promote", verdict)
     return GateDecision("wait" if verdict.startswith("on trial: ") else "reject", verdict)
 
@@ -424,7 +425,8 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
             manifest,
             GateDecision(
                 "wait",
-                f"passed {len(checks)} checks; the champion stays until you promote this model",
+                f"passed {len(checks)} {plural(len(checks), 'check')}; the champion stays until "
+                "you promote this model",
             ),
         )
     registry.set_alias(game, "champion", manifest.model_no, why=decision.why)

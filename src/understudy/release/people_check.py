@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.algorithm import Batch
+from understudy.core.plural import plural
 from understudy.models.gate import ModelCheck
 from understudy.nn.policy import Policy
 
@@ -34,7 +35,8 @@ def check_with_people(
     n_steps = sum(len(batch.action) for batch in held_out)
     if n_steps < _MIN_STEPS:
         return None
-    where = f"{n_steps} held-out steps of {len(held_out)} players"
+    players = plural(len(held_out), "player")
+    where = f"{n_steps} held-out steps of {len(held_out)} {players}"
     scores = _agreements if policy.head.is_discrete else _correlations
     bot, *baselines = zip(*(scores(policy, learned, batch) for batch in held_out), strict=True)
     is_better = True

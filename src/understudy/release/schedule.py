@@ -188,8 +188,8 @@ def _next_candidate(status: LearnerStatus, schedule: LearningSchedule) -> Next:
     return Next("wait", f"waiting for new steps: {why}", missing_steps)
 
 
-def schedule_text(schedule: LearningSchedule, *, is_discrete: bool) -> list[str]:
-    """The schedule as text, one line per phase."""
+def schedule_text(schedule: LearningSchedule, *, is_discrete: bool, may_rank: bool) -> list[str]:
+    """The schedule as text; `may_rank`: whether candidates of the game can be ranked."""
     later = (
         f"then bc again, from new weights, whenever people have played {schedule.growth:g} times "
         "as much; each clone replaces the bot only if it passes the gate"
@@ -201,6 +201,12 @@ def schedule_text(schedule: LearningSchedule, *, is_discrete: bool) -> list[str]
     phase = f"from {schedule.improve_steps} steps of people and bots on: {schedule.improve_with}"
     if schedule.improve_with == "iql":
         lines.append(f"{phase} instead, in the same way")
+        if may_rank and schedule.ranking_updates:
+            lines.append(
+                "before each release of iql, a clone (bc) is trained too, and "
+                f"{schedule.ranking_updates} updates rank both on recorded steps: the best is "
+                "released"
+            )
     elif schedule.improve_with == "dqn" and is_discrete:
         lines.append(
             f"{phase} instead: a candidate every {schedule.dqn_updates} updates and "

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from understudy.core.errors import ConfigError, MissingExtra
+from understudy.core.plural import plural
 from understudy.training.events import (
     EpisodeEnded,
     Evaluation,
@@ -214,16 +215,11 @@ class Feed:
         """What went wrong; empty if nothing did."""
         if self.error:
             return f"log {self.name} failed and was disabled: {self.error}"
+        n_lost = self.dropped + (len(self._waiting) if self.is_hanging else 0)
+        lost = f"{n_lost} {plural(n_lost, 'entry was', 'entries were')} not written"
         if self.is_hanging:
-            return (
-                f"log {self.name} is hanging; {self.dropped + len(self._waiting)} entries were not "
-                "written"
-            )
-        return (
-            f"log {self.name} was too slow; {self.dropped} entries were not written"
-            if self.dropped
-            else ""
-        )
+            return f"log {self.name} is hanging; {lost}"
+        return f"log {self.name} was too slow; {lost}" if n_lost else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
 from understudy.learn import flat, networks
 from understudy.learn.adam import Adam, norm_of
-from understudy.learn.architecture import network_for, policy_outputs
+from understudy.learn.architecture import check_centre, network_for, policy_outputs
 from understudy.nn.heads import Head, head_for
 from understudy.nn.network import Dense, Input, Layer, NetworkSpec
 from understudy.nn.policy import Policy
@@ -53,6 +53,9 @@ class IqlConfig:
     ` of 0..6` after it makes plain numbers codes of cells. If it is empty, the learner service
     finds it, unless it is `none`."""
     max_gradient: float = setting(10.0, 1e-3, 1e6, "largest gradient norm of each network")
+
+    def __post_init__(self) -> None:
+        check_centre(self.centre)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

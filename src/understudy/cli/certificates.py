@@ -1,0 +1,47 @@
+"""Checks how long the TLS certificates that a config names are valid."""
+
+import contextlib
+import time
+from pathlib import Path
+
+from understudy.core.errors import ConfigError
+from understudy.core.location import parse_location
+from understudy.platform.config import Config
+
+_NOTICE_S = 14 * 24 * 3600.0
+"""How long before its end a certificate is reported."""
+
+
+def certificates(config: Config) -> list[Path]:
+    """The files with the certificates of the gateway, and of this machine as a client."""
+    names = [config.gateway.certificate]
+    for url in (config.stream.url, config.store.url):
+        with contextlib.suppress(ConfigError):  # in the data folder, or reported by others
+            names.append(parse_location(url).options.get("certificate", ""))
+    return [Path(name).expanduser() for name in names if name]
+
+
+def check_certificate(path: Path, *, now_s: float) -> tuple[bool, str]:
+    """Whether a certificate is valid now; and what to do if it is not, or not for much longer."""
+    # Imported late: most deployments have no certificate.
+    from cryptography import x509
+
+    try:
+        chain = x509.load_pem_x509_certificates(path.read_bytes())
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        return False, f"{path} is not a readable certificate ({reason}); pass a PEM file"
+    begins_s = max(part.not_valid_before_utc.timestamp() for part in chain)
+    ends_s = min(part.not_valid_after_utc.timestamp() for part in chain)
+    renew = "replace it by a new one, then start the platform again"
+    if now_s >= ends_s:
+        return False, f"{path} expired on {_date(ends_s)}, so TLS connections fail; {renew}"
+    if now_s < begins_s:
+        return False, f"{path} is valid only from {_date(begins_s)} on; check this machine's clock"
+    if now_s > ends_s - _NOTICE_S:
+        return True, f"{path} expires on {_date(ends_s)}; {renew}"
+    return True, ""
+
+
+def _date(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_s))

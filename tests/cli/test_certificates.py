@@ -1,0 +1,80 @@
+"""Certificates that a config names: expired ones, and those that expire soon, are reported."""
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serve.test_server import certificate
+from understudy.cli.certificates import certificates, check_certificate
+from understudy.cli.root import run as run_command
+from understudy.platform.config import Config, GatewaySection, StoreSection, StreamSection
+
+DAY_S = 24 * 3600.0
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """The command line takes over SIGTERM; the tests' own process takes it back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("later_days", "is_valid", "advice"),
+    [
+        (0, True, ""),
+        (5, True, "expires on "),
+        (21, False, "expired on "),
+        (-2, False, "is valid only from "),
+    ],
+)
+def test_a_certificate_is_reported_14_days_before_it_expires(
+    tmp_path: Path, later_days: float, is_valid: bool, advice: str
+):
+    path, _ = certificate(tmp_path, days=18)
+    found = check_certificate(path, now_s=time.time() + later_days * DAY_S)
+    assert found[0] == is_valid
+    assert advice in found[1]
+    assert bool(found[1]) == bool(advice)
+
+
+def test_a_file_without_a_certificate_is_reported(tmp_path: Path):
+    for path in (tmp_path / "none.pem", tmp_path):
+        assert not check_certificate(path, now_s=0.0)[0]
+    (tmp_path / "empty.pem").write_bytes(b"")
+    is_valid, advice = check_certificate(tmp_path / "empty.pem", now_s=0.0)
+    assert not is_valid
+    assert "empty.pem is not a readable certificate" in advice
+
+
+def test_certificates_of_the_gateway_and_of_clients_are_found():
+    config = Config(
+        gateway=GatewaySection(certificate="a.pem"),
+        stream=StreamSection(url="kafka://localhost:9093/t?certificate=b.pem&key=c.pem"),
+        store=StoreSection(url="cassandra://localhost/k?ca=d.pem"),
+    )
+    assert certificates(config) == [Path("a.pem"), Path("b.pem")]
+    assert certificates(Config(store=StoreSection(url="cassandra://a:b@c:d"))) == []
+
+
+@pytest.mark.parametrize(("days", "colour"), [(-0.5, "red"), (3, "yellow"), (90, "green")])
+def test_doctor_and_status_name_a_certificate_that_expires(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], days: float, colour: str
+):
+    path, key = certificate(tmp_path, days=days)
+    (tmp_path / "D").mkdir()
+    (tmp_path / "D" / "understudy.toml").write_text(
+        f'[gateway]\ncertificate = "{path}"\ncertificate_key = "{key}"\n'
+    )
+    data = ["--data", str(tmp_path / "D"), "--json"]
+    assert run_command(["doctor", *data]) == (colour == "red")
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["certificate"]["colour"] == colour
+    assert run_command(["status", *data]) == 1
+    first = json.loads(capsys.readouterr().out)["next"][0]
+    assert (str(path) in first) == (colour != "green")
