@@ -369,6 +369,26 @@ def test_steps_of_an_erased_player_are_no_longer_used(made: Recording):
         assert until_idle(role)["usable_steps"] == others
 
 
+def test_another_share_for_people_is_another_training_of_dqn_but_not_of_bc(made: Recording):
+    def folders() -> set[str]:
+        return {path.name for path in (made.data.root / "learner" / "cart").iterdir()}
+
+    first_bot(made)
+    people_steps = made.registry().catalogue("cart").models[1].lineage.steps
+    made.play(bot(balancing_policy()), 12, model="cart/1")
+    with role_of(made) as role:
+        assert until_idle(role)["usable_steps"] > people_steps
+    before = folders()
+    only_people = replace(CONFIG, schedule=replace(SCHEDULE, people_share=1.0))
+    with role_of(made, only_people) as role:
+        assert until_idle(role)["usable_steps"] == people_steps
+    (created,) = folders() - before
+    assert created.startswith("dqn-")
+    with role_of(made) as role:
+        assert until_idle(role)["usable_steps"] > people_steps
+    assert folders() == before | {created}
+
+
 def test_a_continuous_game_stays_on_bc(quick_path: Path):
     made = recording(DataFolder(quick_path), CONTINUOUS)
     made.play(person(0.5), 12, spec=CONTINUOUS)
@@ -410,6 +430,7 @@ def test_with_more_steps_candidates_are_trained_anew_and_replace_an_undecided_on
     assert facts == [("bc", 256), ("bc", 256), ("iql", 64), ("iql", 64)]
     assert models[4].lineage.parent == 3
     assert models[4].lineage.config["temperature"] == 0.25
+    assert [models[number].lineage.config["people_share"] for number in (1, 4)] == [1.0, 0.75]
     assert models[4].lineage.steps >= 4 * models[3].lineage.steps
 
 

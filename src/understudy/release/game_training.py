@@ -111,10 +111,13 @@ class GameTraining:
         self._on_guarded = on_guarded
         self._metrics: Mapping[str, float] = {}
         # Another schema, setting or seed is another training, in another folder; one of an earlier
-        # version, which had no centre, is continued.
+        # version, which had neither a centre nor a share for people, is continued.
         config = context.config
         text = settings.to_toml().replace('centre = ""\n', "")
         identity = f"{spec.schema} {text} {config.learn_from} {config.seed}"
+        people_share = config.schedule.people_share
+        if self.algorithm != "bc" and people_share != LearningSchedule().people_share:
+            identity += f" {people_share}"
         name = f"{settings.algorithm}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
         self._folder = context.data.root / "learner" / spec.game / name
         self._before = self._folder.with_name(f"{name}.before")
@@ -165,6 +168,7 @@ class GameTraining:
             on_event=self._handle_event,
             learn_from=context.config.learn_from,
             only_people=bool(algorithm.needs.is_cloning),
+            people_share=context.config.schedule.people_share,
         )
         self._job = TrainingJob(self.engine, self._folder, on_event=self._handle_event)
 
@@ -200,6 +204,7 @@ class GameTraining:
                 "settings": self.settings.to_toml(),
                 "learn_from": list(config.learn_from),
                 "temperature": temperature,
+                "people_share": 1.0 if self.algorithm == "bc" else config.schedule.people_share,
             }
             | ({"ranking": list(ranking)} if ranking else {}),
             metrics=metrics | {"updates": float(self.updates)},
