@@ -898,3 +898,57 @@ def test_a_game_that_cannot_be_learned_reports_why_and_the_others_continue(made:
         games = role.status()["games"]
     assert "n_step is 1000000" in games["cart"]["error"]
     assert (games["cart"]["champion"], games["slide"]["error"]) == (1, "")
+
+
+# --- Schemas --------------------------------------------------------------------------------------
+
+
+def named(names: list[str]) -> GameSpec:
+    return game_spec("cart", obs=names, actions=2)
+
+
+def test_the_first_bot_of_a_new_schema_starts_from_the_champion_of_the_last_one(quick_path: Path):
+    specs = [named(["x", "v", "angle", "spin"]), named(["x", "v", "angle", "push"])]
+    made = recording(DataFolder(quick_path), *specs)
+    made.play(person(0.5), 12, spec=specs[0])
+    config = replace(CONFIG, schedule=replace(SCHEDULE, improve_with="bc"))
+    with role_of(made, config) as role:
+        assert until_idle(role)["champion"] == 1
+        made.play(person(0.5), 12, spec=specs[1])
+        while (game := role._games["cart"])._training is None or game._training.spec == specs[0]:
+            assert role.step()
+        training = game._training
+        assert training is not None
+        old = made.registry().policy("cart", 1).at_temperature(4.0)
+        kernel = training.engine.policy.weights["trunk.0.kernel"]
+        if not training.updates:
+            assert (kernel[:3] == old.weights["trunk.0.kernel"][:3]).all()
+            assert (kernel[3] == 0).all(), "a new number changes nothing at first"
+        until_idle(role)
+    models = made.registry().catalogue("cart").models
+    assert "started_from" not in models[1].lineage.config
+    assert models[2].lineage.config["started_from"] == "cart/1"
+    assert made.registry().catalogue("cart").model_of("champion", specs[1].schema) == 2
+    made.play(person(0.5), 24, spec=specs[1])
+    with role_of(made, config) as role:
+        assert until_idle(role)["canary"] == 3
+    third = made.registry().catalogue("cart").models[3].lineage
+    assert "started_from" not in third.config, "later clones train from new weights"
+
+
+def test_a_damaged_champion_of_the_last_schema_does_not_hinder_the_next(quick_path: Path):
+    specs = [named(["x", "v", "angle", "spin"]), named(["x", "v", "angle", "push"])]
+    made = recording(DataFolder(quick_path), *specs)
+    made.play(person(0.5), 12, spec=specs[0])
+    config = replace(CONFIG, schedule=replace(SCHEDULE, improve_with="bc"))
+    with role_of(made, config) as role:
+        assert until_idle(role)["champion"] == 1
+    registry = made.registry()
+    path = made.data.root / "models" / registry.policy_object(registry.manifest("cart", 1))
+    path.write_bytes(b"damaged")
+    made.play(person(0.5), 12, spec=specs[1])
+    with role_of(made, config) as role:
+        until_idle(role)
+    now = made.registry().catalogue("cart")
+    assert now.model_of("champion", specs[1].schema) == 2
+    assert "started_from" not in now.models[2].lineage.config
