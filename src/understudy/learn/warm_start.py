@@ -35,9 +35,9 @@ def warm_start(
         return {}
     start = {name: array for name, array in old.weights.items() if name.startswith("trunk.")}
     start[_KERNEL] = np.where((rows >= 0)[:, None], old.weights[_KERNEL][rows], np.float32(0))
-    if (old.head, old.game.action, old.game.action_names) == (head, game.action, game.action_names):
-        heads = {name: array for name, array in old.weights.items() if name.startswith("heads.")}
-        start |= heads
+    before = (old.head, old.network.heads, old.game.action, old.game.action_names)
+    if before == (head, network.heads, game.action, game.action_names):
+        start |= {name: array for name, array in old.weights.items() if name.startswith("heads.")}
     end = 0
     for name, column in network.inputs.items():
         begin = end
