@@ -911,7 +911,7 @@ def test_the_first_bot_of_a_new_schema_starts_from_the_champion_of_the_last_one(
     quick_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     first_weights = []
-    create = game_training.Learner
+    create = vars(game_training)["Learner"]
 
     def learner(*given: Any, **more: Any) -> Learner:
         made = create(*given, **more)
