@@ -914,7 +914,7 @@ def test_the_first_bot_of_a_new_schema_starts_from_the_champion_of_the_last_one(
     create = vars(game_training)["Learner"]
 
     def learner(*given: Any, **more: Any) -> Learner:
-        made = create(*given, **more)
+        made: Learner = create(*given, **more)
         first_weights.append(made.current().weights)
         return made
 
