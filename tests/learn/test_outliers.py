@@ -1,16 +1,23 @@
 """False numbers of a few players decide neither the scale of rewards nor that of observations."""
 
+import math
+import uuid
+from typing import Any
+
+import jax
 import numpy as np
 import pytest
 
 from tests.learn.sessions import GAME, Piece, session_id
 from tests.learn.test_replay import steps
-from understudy.algorithm import Transitions
+from understudy.algorithm import Batch, Transitions
+from understudy.experience.chunk import By
 from understudy.learn.outliers import (
     believable,
     is_believable,
     obs_limits,
     reward_size,
+    shared_weights,
     step_weights,
 )
 from understudy.learn.replay import HostReplay, ReplayConfig, ReplaySource
@@ -83,6 +90,154 @@ def test_steps_of_who_plays_most_weigh_less_in_a_draw():
     replay.evict(session_id(29), 0)
     source.measure(dict.fromkeys(players, b"one"))
     assert (source.draw(1, importance_exponent=0.0).weight == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("people", "bots"),
+    [
+        ([100], [100]),
+        ([100] * 30, [300] * 30),
+        ([100] + [10] * 29, [10] * 30),
+        ([10] * 30, [100] + [10] * 29),
+        ([500] * 10 + [0] * 20, [0] * 10 + [400] * 20),
+    ],
+)
+def test_people_have_their_share_and_no_player_more_than_the_limit(
+    people: list[int], bots: list[int]
+):
+    weights = shared_weights(people, bots, people_share=0.75)
+    of_people = np.array(people) * weights.people
+    of_bots = weights.bot_rate * np.array(bots) * weights.bots
+    total = of_people.sum() + of_bots.sum()
+    assert 0 < weights.bot_rate < 1
+    assert of_people.sum() / total == pytest.approx(0.75)
+    n_players = min(np.count_nonzero(people), np.count_nonzero(bots))
+    assert max(of_people + of_bots) / total <= max(0.1, 2 / n_players) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("people", "bots", "people_share"),
+    [
+        ([], [], 0.75),
+        ([900] + [10] * 29, [0] * 30, 0.75),
+        ([900] + [10] * 29, [3] * 30, 0.75),  # bots have less than a quarter
+        ([30, 60], [30, 0], 0.75),  # and exactly a quarter
+        ([10] * 30, [900] * 30, 0.0),
+        ([0] * 30, [900] + [10] * 29, 0.75),  # people's steps have expired or were erased
+    ],
+)
+def test_where_bots_have_no_more_than_the_rest_nothing_changes(
+    people: list[int], bots: list[int], people_share: float
+):
+    steps = [by_people + by_bots for by_people, by_bots in zip(people, bots, strict=True)]
+    weights = shared_weights(people, bots, people_share=people_share)
+    assert weights == (step_weights(steps), step_weights(steps), 1.0)
+
+
+SHARE = 0.75
+
+
+def source_of(*, people_share: float = SHARE, **more: Any) -> ReplaySource:
+    replay = HostReplay(GAME, Transitions(batch=256, **more), ReplayConfig(capacity=4_096))
+    return ReplaySource(replay, None, updates=16, batch=256, root_seed=0, people_share=people_share)
+
+
+def play(source: ReplaySource, session: int, length: int, *, by: By) -> None:
+    piece = Piece(session, 0, steps(length))
+    source.insert(piece.chunk(by=np.append(np.full(length, by), 0).astype(np.uint8)))
+    source.replay.close(session_id(session))
+
+
+def drawn(source: ReplaySource) -> Batch:
+    """The batches of 8 calls, 32,768 steps."""
+    batches = [source.draw(call, importance_exponent=0.0) for call in range(8)]
+    together: Batch = jax.tree.map(lambda *columns: np.stack(columns), *batches)
+    return together
+
+
+@pytest.mark.parametrize("more", [{}, {"n_step": 3}, {"prioritised": True}])
+@pytest.mark.parametrize("people_share", [0.3, SHARE, 0.99])
+def test_people_have_their_share_of_what_is_learned_also_after_steps_were_evicted(
+    more: dict[str, Any], people_share: float
+):
+    source = source_of(people_share=people_share, **more)
+    for session in range(10):
+        play(source, session, 30, by=By.PERSON if session < 3 else By.BOT)
+
+    def share() -> float:
+        source.measure({session_id(session): bytes([session]) for session in range(20)})
+        batch = drawn(source)
+        by_people = batch.obs["obs"][..., 1] < 3
+        if not more.get("prioritised"):
+            assert (batch.weight == 1).all(), "bots' steps are drawn less often"
+        return float(batch.weight[by_people].sum() / batch.weight.sum())
+
+    # Four standard errors: those of a sum of weights are larger.
+    error = 4 * math.sqrt(people_share * (1 - people_share) / 32_768)
+    error *= 3 if more.get("prioritised") else 1
+    assert share() == pytest.approx(people_share, abs=error)
+    for session in (0, 4, 5):
+        source.replay.evict(session_id(session), 0)
+    assert share() == pytest.approx(people_share, abs=error)
+    for session in range(1, 3):
+        source.replay.evict(session_id(session), 0)
+    assert share() == 0.0
+    assert source.weights.drawn is None
+
+
+def test_sessions_of_bots_alone_do_not_limit_people():
+    weights = shared_weights([30] * 3 + [0] * 7, [0] * 3 + [30] * 7, people_share=0.75)
+    assert set(weights.people) == set(weights.bots) == {1.0}
+    # One host of bots has no more than what people leave.
+    weights = shared_weights([100] + [10] * 29 + [0], [0] * 30 + [9_000], people_share=0.75)
+    assert weights.people[:30] == step_weights([100] + [10] * 29)
+    assert weights.bots[30] == 1.0
+
+
+def test_the_share_of_people_and_the_limit_of_each_player_hold_together():
+    source = source_of()
+    players: dict[uuid.UUID, bytes] = {}
+    for player in range(30):
+        play(source, player, 200 if player == 0 else 20, by=By.PERSON)
+        play(source, 30 + player, 200 if player == 1 else 20, by=By.BOT)
+        players |= {session_id(session): bytes([player]) for session in (player, 30 + player)}
+    source.measure(players)
+    batch = drawn(source)
+    session = batch.obs["obs"][..., 1]
+    total = batch.weight.sum()
+    assert batch.weight[session < 30].sum() / total == pytest.approx(SHARE, abs=0.01)
+    for of_most, part in ((0, session < 30), (1, session >= 30)):
+        own = batch.weight[part & (session % 30 == of_most)].sum()
+        assert own / batch.weight[part].sum() == pytest.approx(0.1, abs=0.01)
+
+
+def test_without_bots_batches_are_bit_identical_to_those_without_a_share():
+    sources = source_of(), source_of(people_share=0.0)
+    for source in sources:
+        for session in range(30):
+            by = (By.UNKNOWN, By.PERSON)[session % 2]
+            play(source, session, 200 if session == 0 else 20, by=by)
+        source.measure({session_id(session): bytes([session]) for session in range(30)})
+    one, other = (drawn(source) for source in sources)
+    assert one.weight.min() < 1
+    for column in ("action", "reward", "discount", "weight"):
+        assert getattr(one, column).tobytes() == getattr(other, column).tobytes()
+    assert one.obs["obs"].tobytes() == other.obs["obs"].tobytes()
+
+
+def test_steps_that_waited_for_the_next_chunk_count_as_those_of_its_episode():
+    source = source_of(n_step=3)
+    for number in range(3):
+        piece = Piece(0, number, steps(10, first=10 * number, is_first=number == 0))
+        source.insert(piece.chunk(by=np.append(np.full(10, By.BOT), 0).astype(np.uint8)))
+    source.replay.close(session_id(0))
+    play(source, 1, 10, by=By.PERSON)
+    source.measure({})
+    assert source.weights.drawn is not None
+    # 30 steps of bots and 10 of people, who are to have three quarters.
+    assert np.unique(source.weights.drawn).tolist() == pytest.approx([1 / 9, 1.0])
+    batch = drawn(source)
+    assert (batch.obs["obs"][..., 1] == 1).mean() == pytest.approx(SHARE, abs=0.01)
 
 
 def test_a_rare_prize_is_believed_and_an_absurd_one_is_not():

@@ -112,6 +112,8 @@ def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
         ("[gateway]\nhosts = ['https://x']", "gateway.hosts has"),
         ("[models]\nurl = 'ftp://x'", "models.url"),
         ("[models]\nurl = 'ftp://me:secret@x'", "***@x"),
+        ("[learner]\npeople_share = 1.5", "people_share"),
+        ("[learner]\npeople_share = 'all'", "people_share"),
         ("[learner]\nsettings = ['ppo.widths = [64]']", "each for one of iql, dqn, bc"),
         ("[learner]\nsettings = ['widths = [64]']", "pass lines such as"),
         ("[learner]\nsettings = ['iql.widths = [64']", "pass lines such as"),

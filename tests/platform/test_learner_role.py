@@ -381,6 +381,26 @@ def test_steps_of_an_erased_player_are_no_longer_used(made: Recording):
         assert until_idle(role)["usable_steps"] == others
 
 
+def test_another_share_for_people_is_another_training_of_dqn_but_not_of_bc(made: Recording):
+    def folders() -> set[str]:
+        return {path.name for path in (made.data.root / "learner" / "cart").iterdir()}
+
+    first_bot(made)
+    people_steps = made.registry().catalogue("cart").models[1].lineage.steps
+    made.play(bot(balancing_policy()), 12, model="cart/1")
+    with role_of(made) as role:
+        assert until_idle(role)["usable_steps"] > people_steps
+    before = folders()
+    only_people = replace(CONFIG, schedule=replace(SCHEDULE, people_share=1.0))
+    with role_of(made, only_people) as role:
+        assert until_idle(role)["usable_steps"] == people_steps
+    (created,) = folders() - before
+    assert created.startswith("dqn-")
+    with role_of(made) as role:
+        assert until_idle(role)["usable_steps"] > people_steps
+    assert folders() == before | {created}
+
+
 def test_a_continuous_game_stays_on_bc(quick_path: Path):
     made = recording(DataFolder(quick_path), CONTINUOUS)
     made.play(person(0.5), 12, spec=CONTINUOUS)
@@ -422,6 +442,7 @@ def test_with_more_steps_candidates_are_trained_anew_and_replace_an_undecided_on
     assert facts == [("bc", 256), ("bc", 256), ("iql", 64), ("iql", 64)]
     assert models[4].lineage.parent == 3
     assert models[4].lineage.config["temperature"] == 0.25
+    assert [models[number].lineage.config["people_share"] for number in (1, 4)] == [1.0, 0.75]
     assert models[4].lineage.steps >= 4 * models[3].lineage.steps
 
 
@@ -889,3 +910,65 @@ def test_a_game_that_cannot_be_learned_reports_why_and_the_others_continue(made:
         games = role.status()["games"]
     assert "n_step is 1000000" in games["cart"]["error"]
     assert (games["cart"]["champion"], games["slide"]["error"]) == (1, "")
+
+
+# --- Schemas --------------------------------------------------------------------------------------
+
+
+def named(names: list[str]) -> GameSpec:
+    return game_spec("cart", obs=names, actions=2)
+
+
+def test_the_first_bot_of_a_new_schema_starts_from_the_champion_of_the_last_one(
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first_weights = []
+    create = vars(game_training)["Learner"]
+
+    def learner(*given: Any, **more: Any) -> Learner:
+        made: Learner = create(*given, **more)
+        first_weights.append(made.current().weights)
+        return made
+
+    monkeypatch.setattr(game_training, "Learner", learner)
+    specs = [named(["x", "v", "angle", "spin"]), named(["x", "v", "angle", "push"])]
+    made = recording(DataFolder(quick_path), *specs)
+    made.play(person(0.5), 12, spec=specs[0])
+    config = replace(CONFIG, schedule=replace(SCHEDULE, improve_with="bc"))
+    with role_of(made, config) as role:
+        assert until_idle(role)["champion"] == 1
+        made.play(person(0.5), 12, spec=specs[1])
+        until_idle(role)
+    old = made.registry().policy("cart", 1).at_temperature(1 / SCHEDULE.temperature).weights
+    (_, started) = first_weights
+    assert (started["trunk.0.kernel"][:3] == old["trunk.0.kernel"][:3]).all()
+    assert (started["trunk.0.kernel"][3] == 0).all(), "a new number changes nothing at first"
+    for name in ("trunk.0.bias", "heads.logits.0.kernel"):
+        assert (started[name] == old[name]).all()
+    models = made.registry().catalogue("cart").models
+    assert "started_from" not in models[1].lineage.config
+    assert models[2].lineage.config["started_from"] == "cart/1"
+    assert made.registry().catalogue("cart").model_of("champion", specs[1].schema) == 2
+    made.play(person(0.5), 24, spec=specs[1])
+    with role_of(made, config) as role:
+        assert until_idle(role)["canary"] == 3
+    third = made.registry().catalogue("cart").models[3].lineage
+    assert "started_from" not in third.config, "later clones train from new weights"
+
+
+def test_a_damaged_champion_of_the_last_schema_does_not_hinder_the_next(quick_path: Path):
+    specs = [named(["x", "v", "angle", "spin"]), named(["x", "v", "angle", "push"])]
+    made = recording(DataFolder(quick_path), *specs)
+    made.play(person(0.5), 12, spec=specs[0])
+    config = replace(CONFIG, schedule=replace(SCHEDULE, improve_with="bc"))
+    with role_of(made, config) as role:
+        assert until_idle(role)["champion"] == 1
+    registry = made.registry()
+    path = made.data.root / "models" / registry.policy_object(registry.manifest("cart", 1))
+    path.write_bytes(b"damaged")
+    made.play(person(0.5), 12, spec=specs[1])
+    with role_of(made, config) as role:
+        until_idle(role)
+    now = made.registry().catalogue("cart")
+    assert now.model_of("champion", specs[1].schema) == 2
+    assert "started_from" not in now.models[2].lineage.config

@@ -165,6 +165,9 @@ def test_the_schedule_is_shown_as_text():
         {"growth": 1.0},
         {"updates_per_step": 0.0},
         {"temperature": 0.0},
+        {"people_share": -0.1},
+        {"people_share": 1.1},
+        {"people_share": float("nan")},
         {"improve_with": "ppo"},
     ],
 )

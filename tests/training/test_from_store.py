@@ -229,6 +229,76 @@ def test_a_player_who_is_forgotten_while_the_training_runs_leaves_the_replay(sto
             assert each._replay.n_sampleable == 2 * 3 * N + N
 
 
+def test_the_share_of_people_is_kept_by_a_resume_and_after_steps_were_erased(store: Path):
+    gone = b"g" * 16
+    put(store, of_player(2, "granted"), of_player(3, "granted"), player=gone)
+    put(store, of_player(4, "granted"), player=b"s" * 16)
+
+    def weights(one: FromStore) -> list[float]:
+        drawn = one._source.weights.drawn
+        assert drawn is not None
+        return sorted(set(drawn.tolist()))
+
+    with (
+        contextlib.closing(engine(store, people_share=0.75)) as one,
+        contextlib.closing(engine(store, people_share=0.75)) as other,
+        contextlib.closing(engine(store)) as as_recorded,
+    ):
+        assert one.step()
+        assert as_recorded.step()
+        assert bits(one) != bits(as_recorded)
+        # 72 steps of actors; people have 36, then 12.
+        assert weights(one) == pytest.approx([36 / 3 / 72, 1.0])
+        other.restore(*one.checkpoint())
+        for each in (one, other):
+            assert each.step()
+        assert bits(other) == bits(one)
+        assert weights(other) == weights(one)
+        with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
+            history._store.forget(gone)
+        for each in (one, other):
+            assert each.step()
+            assert weights(each) == pytest.approx([12 / 3 / 72, 1.0])
+        assert bits(other) == bits(one)
+
+
+def test_the_share_of_people_holds_while_steps_leave_a_full_replay(tmp_path: Path):
+    store = tmp_path / "store"
+    put(store, *(of_player(env, "granted") for env in range(2, 12)))
+    with contextlib.closing(engine(store, people_share=0.75)) as one:
+        assert one.step()
+        assert one._source.weights.drawn is None
+        for numbers in (range(10), range(10, 18), range(18, 80)):
+            store_of(store, numbers)
+            assert one.step()
+            shares = people_and_bots(one)
+            assert shares is None or shares[0] / sum(shares) == pytest.approx(0.75)
+        assert held(one) == {session_id(0)}, "people's steps have left it"
+        assert one._source.weights.drawn is None
+        assert len(one._source._bot_rows) == len(one._replay.chunk_ids())
+
+
+def people_and_bots(one: FromStore) -> tuple[float, float] | None:
+    """How often steps of people (sessions from 2 on) and of actors are drawn; None: equally."""
+    drawn = one._source.weights.drawn
+    if drawn is None:
+        return None
+    replay = one._replay
+    may_sample = replay._may_sample()
+    shares = [0.0, 0.0]
+    for (session, _), span in replay._ring.spans.items():
+        rows = slice(span.start, span.start + span.n_rows)
+        shares[session == session_id(0)] += float(drawn[rows][may_sample[rows]].sum())
+    return shares[0], shares[1]
+
+
+def test_with_a_share_of_1_only_people_are_learned_from(store: Path):
+    put(store, of_player(2, "granted"))
+    with contextlib.closing(engine(store, people_share=1.0)) as one:
+        assert one.step()
+        assert held(one) == {session_id(2)}
+
+
 def test_a_chunk_that_is_quarantined_while_the_training_runs_leaves_the_replay(store: Path):
     with contextlib.closing(engine(store)) as one:
         one.follow()

@@ -356,6 +356,20 @@ def chunk_of(frame: Frame) -> Chunk:
     return chunk
 
 
+def people_rows(chunk: Chunk) -> Array:
+    """bool[rows]: the rows of episodes in which no decision is known to be by a bot or actor."""
+    by_people = np.zeros(chunk.n_rows, np.bool_)
+    if chunk.meta.kind == "actor":
+        return by_people
+    by = chunk.columns.get("by")
+    ends = [*(note.row for note in chunk.meta.episodes[1:]), chunk.n_rows]
+    for note, end in zip(chunk.meta.episodes, ends, strict=True):
+        by_people[note.row : end] = note.model is None and (
+            by is None or int(by[note.row : end].max()) <= By.PERSON
+        )
+    return by_people
+
+
 def _inflate(columns: dict[str, Array], codecs: str | None) -> dict[str, Array]:
     if codecs is None:
         return columns

@@ -1,12 +1,15 @@
-"""Outliers: rewards and observations that few players have, and players who play most.
+"""Outliers: rewards and observations that few players have, and players and bots who play most.
 
 A few players' false numbers must decide neither the scale of rewards nor that of observations. So
 each player's range is found first, and then that of most players, however many steps one of them
-has recorded. Nor must a player who plays much more than the others decide what is learned.
+has recorded. Nor must a player who plays much more than the others decide what is learned, nor bots
+that play much more than people.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +60,7 @@ class Limits:
         return batches._replace(reward=reward.astype(np.float32), weight=weight, obs_limits=limits)
 
 
-def step_weights(n_steps: Sequence[int]) -> list[float]:
+def step_weights(n_steps: Sequence[int] | NDArray[np.float64]) -> list[float]:
     """The weight of each player's steps, from a fifth to 1, so that no player decides alone.
 
     Where the others have played too little for that, a player keeps a larger share: a few names
@@ -77,6 +80,40 @@ def step_weights(n_steps: Sequence[int]) -> list[float]:
         each = share * others / rest if rest > 0 else 0.0
         weights = np.where(is_capped, np.maximum(each / np.maximum(steps, 1), _MIN_WEIGHT), 1.0)
     return [float(weight) for weight in weights]
+
+
+class SharedWeights(NamedTuple):
+    """Weights by which people have a share of what is learned, and each player a limited one."""
+
+    people: Sequence[float]
+    """Of the steps that people have decided, by player."""
+    bots: Sequence[float]
+    """Of the steps that bots have decided in the sessions of a player, by player."""
+    bot_rate: float = 1.0
+    """How often steps of bots are drawn, relative to those of people: at most 1."""
+
+
+def shared_weights(
+    people: Sequence[int], bots: Sequence[int], *, people_share: float
+) -> SharedWeights:
+    """The weights with which people have at least `people_share` of what is learned.
+
+    `people` and `bots`: how many steps of each player's sessions people and bots have decided. If
+    bots have no more than the rest, or there are no steps of people, all are drawn equally often.
+    Otherwise each player's share of the steps of people is limited, and that of the steps of bots:
+    sessions of bots alone must not count as further players, which would limit people's.
+    """
+    by_people = np.asarray(people, np.float64)
+    by_bots = np.asarray(bots, np.float64)
+    weights = step_weights(by_people + by_bots)
+    room = (1 - people_share) / people_share if people_share else math.inf
+    if by_bots @ weights <= room * (by_people @ weights) or not by_people.any():
+        return SharedWeights(weights, weights)
+    of_people, of_bots = np.ones((2, len(people)))
+    of_people[by_people > 0] = step_weights(by_people[by_people > 0])
+    of_bots[by_bots > 0] = step_weights(by_bots[by_bots > 0])
+    bot_rate = min(1.0, float(room * (by_people @ of_people) / (by_bots @ of_bots)))
+    return SharedWeights(of_people.tolist(), of_bots.tolist(), bot_rate)
 
 
 def n_unlike(n_players: int) -> int:

@@ -9,9 +9,8 @@ sampled and when they are evicted.
 
 import math
 import uuid
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,14 +19,14 @@ from numpy.typing import NDArray
 from understudy.algorithm import Batch, Feedback, Transitions
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
-from understudy.experience.chunk import Chunk, ChunkId
+from understudy.experience.chunk import Chunk, ChunkId, people_rows
 from understudy.experience.game import GameSpec
 from understudy.learn.outliers import (
     Limits,
     believable,
     obs_limits,
     reward_size,
-    step_weights,
+    shared_weights,
 )
 from understudy.learn.ring import Edit, Placed, ReadChunks, Ring
 from understudy.learn.rows import (
@@ -75,9 +74,18 @@ class Roster:
         self._remove(start + np.flatnonzero(belonged & ~may_sample))
         self._add(start + np.flatnonzero(may_sample & ~belonged))
 
-    def draw(self, rng: np.random.Generator, size: tuple[int, int]) -> Rows:
-        """Rows drawn uniformly, with replacement."""
-        return self._rows[rng.integers(0, self._n, size)]
+    def draw(
+        self,
+        rng: np.random.Generator,
+        size: tuple[int, int],
+        row_weights: NDArray[np.float32] | None = None,
+    ) -> Rows:
+        """Rows drawn uniformly or in proportion to their weights, with replacement."""
+        if row_weights is None:
+            return self._rows[rng.integers(0, self._n, size)]
+        ends = np.cumsum(row_weights[self.rows], dtype=np.float64)
+        at = np.searchsorted(ends, rng.random(size) * ends[-1], side="right")
+        return self._rows[np.minimum(at, self._n - 1)]  # a product may be rounded up to the end
 
     def restore(self, rows: NDArray[Any]) -> None:
         """Restore the set from its saved `rows`."""
@@ -148,6 +156,15 @@ class DrawnRows(NamedTuple):
     discount: NDArray[np.float32]
     action: NDArray[np.int32]
     stamps: NDArray[np.int32]
+
+
+class RowWeights(NamedTuple):
+    """Weights of rows, float32[capacity]; None: all are 1."""
+
+    learned: NDArray[np.float32] | None = None
+    """How much an update counts them, so that no player decides alone what is learned."""
+    drawn: NDArray[np.float32] | None = None
+    """How often they are drawn, so that bots do not decide alone."""
 
 
 class HostReplay:
@@ -226,31 +243,62 @@ class HostReplay:
 
     def steps_of_chunks(self) -> dict[ChunkId, int]:
         """The sampleable steps of each chunk in the ring, oldest first."""
-        may_sample = np.zeros(self.capacity, np.int64)
-        masses = self._masses
-        may_sample[masses.rows if isinstance(masses, Roster) else masses.leaves > 0] = 1
+        may_sample = self._may_sample()
         return {
-            key: int(may_sample[span.start : span.start + span.n_rows].sum())
+            key: int(np.count_nonzero(may_sample[span.start : span.start + span.n_rows]))
             for key, span in self._ring.spans.items()
         }
+
+    def _may_sample(self) -> NDArray[np.bool_]:
+        may_sample = np.zeros(self.capacity, np.bool_)
+        masses = self._masses
+        may_sample[masses.rows if isinstance(masses, Roster) else masses.leaves > 0] = True
+        return may_sample
 
     def chunks_of(self, rows: NDArray[np.int64]) -> list[ChunkId]:
         """The chunks that the transitions at these rows come from, each once."""
         return self._ring.chunks_of(rows)
 
-    def player_weights(self, players: Mapping[uuid.UUID, bytes]) -> NDArray[np.float32] | None:
-        """The weight of each row by its player, float32[capacity]; None if all are 1."""
-        steps: Counter[bytes] = Counter()
-        for (session, _), n_steps in self.steps_of_chunks().items():
-            steps[players.get(session, session.bytes)] += n_steps
-        weights = dict(zip(steps, step_weights(list(steps.values())), strict=True))
-        if min(weights.values(), default=1.0) == 1.0:
-            return None
-        rows = np.ones(self.capacity, np.float32)
+    def row_weights(
+        self,
+        players: Mapping[uuid.UUID, bytes],
+        bot_rows: Mapping[ChunkId, NDArray[np.bool_]],
+        *,
+        people_share: float,
+    ) -> RowWeights:
+        """The weights of rows by the players of sessions, with a share for people.
+
+        `bot_rows`: the rows of chunks that bots have decided; chunks without any may be omitted.
+        """
+        may_sample = self._may_sample()
+        by_bot = np.zeros(self.capacity, np.bool_)
+        people: dict[bytes, int] = {}
+        bots: dict[bytes, int] = {}
+        for (session, number), span in self._ring.spans.items():
+            rows = slice(span.start, span.start + span.n_rows)
+            if (own := bot_rows.get((session, number))) is not None:
+                # A lead-in is of the episode that the chunk continues.
+                by_bot[rows] = np.concatenate([np.full(span.lead, own[0]), own])
+            player = players.get(session, session.bytes)
+            n_steps = int(np.count_nonzero(may_sample[rows]))
+            n_bot_steps = int(np.count_nonzero(may_sample[rows] & by_bot[rows]))
+            people[player] = people.get(player, 0) + n_steps - n_bot_steps
+            bots[player] = bots.get(player, 0) + n_bot_steps
+        weights = shared_weights(
+            list(people.values()), list(bots.values()), people_share=people_share
+        )
+        drawn = None
+        if weights.bot_rate < 1:
+            drawn = np.where(by_bot, np.float32(weights.bot_rate), np.float32(1))
+        if min((*weights.people, *weights.bots), default=1.0) == 1.0:
+            return RowWeights(None, drawn)
+        weights_of = dict(zip(people, zip(weights.people, weights.bots, strict=True), strict=True))
+        learned = np.ones(self.capacity, np.float32)
         for (session, _), span in self._ring.spans.items():
-            weight = weights[players.get(session, session.bytes)]
-            rows[span.start : span.start + span.n_rows] = weight
-        return rows
+            rows = slice(span.start, span.start + span.n_rows)
+            of_people, of_bots = weights_of[players.get(session, session.bytes)]
+            learned[rows] = np.where(by_bot[rows], of_bots, of_people)
+        return RowWeights(learned, drawn)
 
     def limits(self, players: Mapping[uuid.UUID, bytes]) -> Limits:
         """The limits of rewards and observations, by the players of these sessions."""
@@ -276,9 +324,19 @@ class HostReplay:
         )
 
     def draw(
-        self, k: int, *, rng: np.random.Generator, beta: float = 0.4, batch: int | None = None
+        self,
+        k: int,
+        *,
+        rng: np.random.Generator,
+        beta: float = 0.4,
+        batch: int | None = None,
+        row_weights: NDArray[np.float32] | None = None,
     ) -> Drawn:
-        """k batches; prioritised ones are stratified, with importance weights of at most 1."""
+        """k batches; prioritised ones are stratified, with importance weights of at most 1.
+
+        `row_weights`: how often each row is drawn. A prioritised replay, which draws by other
+        weights, multiplies those of its batches by them instead.
+        """
         if self.n_sampleable == 0:
             raise ConfigError(
                 "the replay has no sampleable steps to draw; insert chunks until n_sampleable is "
@@ -286,11 +344,13 @@ class HostReplay:
             )
         size = (k, batch or self.needs.batch)
         if isinstance(self._masses, Roster):
-            drawn = self._look_up(self._masses.draw(rng, size))
+            drawn = self._look_up(self._masses.draw(rng, size, row_weights))
         else:
             drawn = DrawnRows(
                 *self._masses.draw(rng.random(size), beta=float(beta), lines=self._lines)
             )
+            if row_weights is not None:
+                drawn = drawn._replace(weight=drawn.weight * row_weights[drawn.places[0]])
         return Drawn(self._gather(drawn), drawn.places[0], drawn.stamps)
 
     def feedback(
@@ -512,14 +572,19 @@ class ReplaySource:
     """What the steps of most players allow to believe; None for play of the run's own actors."""
     measured_steps: int = 0
     """Steps that had been inserted when the limits were measured."""
-    weights: NDArray[np.float32] | None = None
-    """Of each row, so that no player decides alone what is learned; None: all are 1."""
+    people_share: float = 0.0
+    """The share of people in what is learned, if bots have played more than the rest of it; 0: as
+    recorded. Set before the first chunk is inserted."""
+    weights: RowWeights = field(default_factory=RowWeights)
+    _bot_rows: dict[ChunkId, NDArray[np.bool_]] = field(default_factory=dict)
+    """The rows that bots have decided, of chunks with such rows."""
     _weighed: tuple[int, int] | None = None
     """Steps that had been inserted and could be drawn when these weights were computed."""
     _drawn: Drawn | None = None
 
     def insert(self, chunk: Chunk) -> int:
         self.replay.insert(chunk)
+        self._find_bots(chunk)
         if self.limiter is not None:
             self.limiter.inserted(chunk.meta.n_steps)
         return chunk.meta.n_steps
@@ -550,7 +615,9 @@ class ReplaySource:
         rng = np.random.Generator(
             np.random.Philox(key=[self.root_seed, _REPLAY_STREAM], counter=[0, 0, 0, call_no])
         )
-        self._drawn = self.replay.draw(self.updates, rng=rng, beta=importance_exponent)
+        self._drawn = self.replay.draw(
+            self.updates, rng=rng, beta=importance_exponent, row_weights=self.weights.drawn
+        )
         if self.limiter is not None:
             self.limiter.sampled(self.rows_per_call)
         return self.limited(self._drawn)
@@ -558,8 +625,8 @@ class ReplaySource:
     def limited(self, drawn: Drawn) -> Batch:
         """Drawn batches without what is not believed, and with the weights of their players."""
         batches = drawn.batches
-        if self.weights is not None:
-            batches = batches._replace(weight=batches.weight * self.weights[drawn.rows])
+        if self.weights.learned is not None:
+            batches = batches._replace(weight=batches.weight * self.weights.learned[drawn.rows])
         return batches if self.limits is None else self.limits.apply(batches)
 
     def measure(self, players: Mapping[uuid.UUID, bytes]) -> None:
@@ -571,9 +638,22 @@ class ReplaySource:
         if self.limits is None or n_steps >= 2 * self.measured_steps:
             self.limits = self.replay.limits(players)
             self.measured_steps = n_steps
-        if self._weighed != (n_steps, self.replay.n_sampleable):
-            self.weights = self.replay.player_weights(players)
-            self._weighed = (n_steps, self.replay.n_sampleable)
+        self.weigh(players)
+
+    def weigh(self, players: Mapping[uuid.UUID, bytes]) -> None:
+        """Find the weights, by the players of sessions, if the steps have changed."""
+        steps = (self.replay.n_steps_inserted, self.replay.n_sampleable)
+        if self._weighed != steps:
+            held = set(self.replay.chunk_ids())
+            self._bot_rows = {key: rows for key, rows in self._bot_rows.items() if key in held}
+            self.weights = self.replay.row_weights(
+                players, self._bot_rows, people_share=self.people_share
+            )
+            self._weighed = steps
+
+    def _find_bots(self, chunk: Chunk) -> None:
+        if self.people_share and (by_bot := ~people_rows(chunk)).any():
+            self._bot_rows[chunk.meta.id] = by_bot
 
     def feedback(self, feedback: Feedback) -> Sequence[ChunkId]:
         """Set the priorities of the last draw; evicts and returns chunks that made updates fail."""
@@ -609,7 +689,14 @@ class ReplaySource:
         self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
     ) -> None:
         """Restore a new source from a checkpoint; `read` returns chunks by id from a store."""
-        self.replay.restore(arrays, facts["replay"], read)
+
+        def read_again(ids: Sequence[ChunkId]) -> Iterator[Chunk]:
+            for chunk in read(ids):
+                self._find_bots(chunk)
+                yield chunk
+
+        self.replay.restore(arrays, facts["replay"], read_again)
+        self._weighed = None
         if self.limiter is not None:
             self.limiter.restore(facts["limiter"])
         if facts.get("limits") is not None:  # an earlier version had none

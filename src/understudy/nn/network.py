@@ -461,8 +461,12 @@ class NetworkSpec:
         """The output shape of each head for one row."""
         return self._layout[1]
 
+    def widths(self) -> Mapping[str, int]:
+        """How many numbers of each input enter the trunk, one input after another."""
+        return self._layout[2]
+
     @cached_property
-    def _layout(self) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    def _layout(self) -> tuple[dict[str, Shape], dict[str, Shape], dict[str, int]]:
         weights: dict[str, Shape] = {}
         widths: dict[str, int] = {}
         for name in self.order():
@@ -485,7 +489,7 @@ class NetworkSpec:
             name: _through(f"heads.{name}", layers, shape=trunk, weights=weights)
             for name, layers in self.heads.items()
         }
-        return weights, ends
+        return weights, ends, widths
 
     @cached_property
     def _key(self) -> bytes:

@@ -214,6 +214,13 @@ class LearnerSection:
         description="Temperature at which bots of bc and iql choose; 1: as often wrong as people, "
         "below 1: less often.",
     )
+    people_share: float = setting(
+        _SCHEDULE.people_share,
+        0.0,
+        1.0,
+        description="Least share of people's steps in what iql and dqn learn from; 0: as recorded, "
+        "1: only people's.",
+    )
     settings: tuple[str, ...] = setting(
         (),
         description="Settings of bc, iql and dqn in place of those of their presets, as lines of "

@@ -237,7 +237,28 @@ class GameLearner:
             raise ConfigError(
                 f"learner.settings of {algorithm} do not fit {self.game}: {error}"
             ) from None
-        return GameTraining(spec, settings, self._context, on_guarded=self._record_guarded)
+        return GameTraining(
+            spec,
+            settings,
+            self._context,
+            on_guarded=self._record_guarded,
+            start=self._champion_before(spec) if algorithm == "bc" else None,
+        )
+
+    def _champion_before(self, spec: GameSpec) -> tuple[str, Policy] | None:
+        """The champion of an earlier schema, from which the first bot of this one starts."""
+        registry = self._context.registry
+        now = registry.catalogue(self.game)
+        model_no = now.model_of("champion")
+        if not model_no or now.model_of("champion", spec.schema):
+            return None
+        try:
+            policy = registry.policy(self.game, model_no)
+        except UnderstudyError as error:  # only time is lost
+            _log.warning("no_warm_start", game=self.game, why=str(error)[:300])
+            return None
+        temperature = registry.manifest(self.game, model_no).lineage.config.get("temperature", 1.0)
+        return model_name(self.game, model_no), policy.at_temperature(1 / temperature)
 
     # --- The ranking ------------------------------------------------------------------------------
 

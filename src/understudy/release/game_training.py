@@ -12,10 +12,12 @@ import understudy
 from understudy.backends.data import DataFolder
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Corrupt
+from understudy.core.tensors import Array
 from understudy.experience.chunk import CONSENTS
 from understudy.experience.game import GameSpec
 from understudy.learn.centre import find_centre, may_have_centre
 from understudy.learn.learner import Learner
+from understudy.learn.warm_start import warm_start
 from understudy.models.gate import Bounds, ModelCheck
 from understudy.models.manifest import Lineage
 from understudy.models.registry import Registry
@@ -102,19 +104,27 @@ class GameTraining:
         context: ServiceContext,
         *,
         on_guarded: Callable[[Guarded], object],
+        start: tuple[str, Policy] | None = None,
     ) -> None:
+        """`start`: a model of another schema, whose weights are the first ones where they fit."""
         self.spec = spec
         self.algorithm = settings.algorithm
         self.marks = Marks()
+        self._start = start
+        self._started_from = ""
+        """The model whose weights were the first ones."""
         self.settings = settings
         self._context = context
         self._on_guarded = on_guarded
         self._metrics: Mapping[str, float] = {}
         # Another schema, setting or seed is another training, in another folder; one of an earlier
-        # version, which had no centre, is continued.
+        # version, which had neither a centre nor a share for people, is continued.
         config = context.config
         text = settings.to_toml().replace('centre = ""\n', "")
         identity = f"{spec.schema} {text} {config.learn_from} {config.seed}"
+        people_share = config.schedule.people_share
+        if self.algorithm != "bc" and people_share != LearningSchedule().people_share:
+            identity += f" {people_share}"
         name = f"{settings.algorithm}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
         self._folder = context.data.root / "learner" / spec.game / name
         self._before = self._folder.with_name(f"{name}.before")
@@ -134,6 +144,7 @@ class GameTraining:
                     self._show_from(centre)
                 self._job.restore(checkpoint)
                 self.marks = Marks(**checkpoint.facts["marks"])
+                self._started_from = checkpoint.facts.get("started_from", "")
         except (ConfigError, KeyError, TypeError) as error:  # written by another version
             self.engine.close()
             self._set_aside(error)
@@ -156,8 +167,20 @@ class GameTraining:
         context = self._context
         algorithm = settings.algorithm_type(self.spec, settings.config)
         config = replace(settings.learner_config(), limiter=None)
+        weights: Mapping[str, Array] = {}
+        self._started_from = ""
+        if self._start is not None:
+            name, old = self._start
+            weights = warm_start(old, self.spec, network=algorithm.network, head=algorithm.head)
+            self._started_from = name if weights else ""
         self.engine = FromStore(
-            Learner(algorithm, settings.knobs, root_seed=context.config.seed, config=config),
+            Learner(
+                algorithm,
+                settings.knobs,
+                root_seed=context.config.seed,
+                config=config,
+                start=weights,
+            ),
             context.follower,
             steps=settings.run.steps,
             horizon=settings.run.horizon,
@@ -165,6 +188,7 @@ class GameTraining:
             on_event=self._handle_event,
             learn_from=context.config.learn_from,
             only_people=bool(algorithm.needs.is_cloning),
+            people_share=context.config.schedule.people_share,
         )
         self._job = TrainingJob(self.engine, self._folder, on_event=self._handle_event)
 
@@ -200,8 +224,10 @@ class GameTraining:
                 "settings": self.settings.to_toml(),
                 "learn_from": list(config.learn_from),
                 "temperature": temperature,
+                "people_share": 1.0 if self.algorithm == "bc" else config.schedule.people_share,
             }
-            | ({"ranking": list(ranking)} if ranking else {}),
+            | ({"ranking": list(ranking)} if ranking else {})
+            | ({"started_from": self._started_from} if self._started_from else {}),
             metrics=metrics | {"updates": float(self.updates)},
         )
 
@@ -252,6 +278,7 @@ class GameTraining:
         """Train from new weights, on the newest steps that the store holds now."""
         self.engine.close()
         self._folder.rename(self._before)
+        self._start = None
         self._create_engine()
         self.marks = replace(self.marks, updates=0)
         self._save()
@@ -298,7 +325,8 @@ class GameTraining:
 
     def _save(self) -> None:
         centre = getattr(self.settings.config, "centre", "")
-        self._job.save(facts={"marks": asdict(self.marks), "centre": centre})
+        facts = {"marks": asdict(self.marks), "centre": centre, "started_from": self._started_from}
+        self._job.save(facts=facts)
         self.saved_s = self._context.clock.monotonic()
 
     def _handle_event(self, event: Event) -> None:

@@ -29,7 +29,7 @@ _PROMISING = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningSchedule:
-    """When a game's bots are trained and released."""
+    """When a game's bots are trained and released, and from whose steps."""
 
     first_steps: int = 1_000
     """Steps of people, with consent, that are needed for the first clone."""
@@ -56,6 +56,9 @@ class LearningSchedule:
     temperature: float = 0.25
     """Temperature at which released bots of bc and iql choose: below 1, they make the random
     mistakes of people less often than people do."""
+    people_share: float = 0.75
+    """The least share of people's steps in what iql and dqn learn from; 0: as recorded, 1: only
+    people's steps."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -75,6 +78,10 @@ class LearningSchedule:
         if self.improve_with not in ALGORITHMS:
             raise ConfigError(
                 f"improve_with is {self.improve_with!r}; give one of {', '.join(ALGORITHMS)}"
+            )
+        if not 0 <= self.people_share <= 1:
+            raise ConfigError(
+                f"people_share is {self.people_share}; give a number from 0 to 1, such as 0.75"
             )
         if self.growth <= 1 or self.updates_per_step <= 0 or not 0 < self.temperature <= 100:
             raise ConfigError(

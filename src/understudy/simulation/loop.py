@@ -129,9 +129,13 @@ def running(
             gateway=GatewaySection(port=0),
             gate=GateSection(first_share=0.5),
             # A minute is too short for iql and long clones; and bots that play as often wrong as
-            # people leave room for a visible improvement.
+            # people leave room for a visible improvement. dqn improves by the play of its own bots.
             learner=LearnerSection(
-                bc_updates=512, improve_with="dqn", improve_steps=1, temperature=1.0
+                bc_updates=512,
+                improve_with="dqn",
+                improve_steps=1,
+                temperature=1.0,
+                people_share=0.0,
             ),
             stream=StreamSection(url=stream),
             store=StoreSection(url=store),

@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from understudy.algorithm import Batch, Transitions
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.tensors import Array
-from understudy.experience.chunk import By, Chunk, ChunkId, RowKind, chunk_name
+from understudy.experience.chunk import Chunk, ChunkId, RowKind, chunk_name, people_rows
 from understudy.experience.frame import FrameKind
 from understudy.experience.session import tombstone_of
 from understudy.learn.learner import Learner
@@ -54,12 +55,16 @@ class FromStore:
         horizon: int = 0,
         learn_from: Sequence[str] = ("granted",),
         only_people: bool = False,
+        people_share: float = 0.0,
     ) -> None:
         """`horizon`: updates that schedules span; 0: `steps`.
 
         `only_people`: use only episodes in which no decision is known to be by a bot or actor. The
         learner service sets it for cloning. `train --algorithm bc --from-store` does not, and
         also clones the decisions of bots and actors in the store.
+
+        `people_share`: the share of such episodes in what is learned, if those of bots and actors
+        have more than the rest of it. 0: as recorded; 1: as with `only_people`.
         """
         if not isinstance(learner.source, ReplaySource):
             raise ConfigError(
@@ -75,7 +80,8 @@ class FromStore:
         self._on_event = on_event
         self._clock = clock
         self._learn_from = tuple(learn_from)
-        self._only_people = only_people
+        self._only_people = only_people or people_share == 1
+        self._source.people_share = people_share
         self.position = ReaderPosition()
         self._is_first_read = True
         self._owners: dict[uuid.UUID, bytes] = {}
@@ -240,7 +246,9 @@ class FromStore:
 
     def learned_sample(self, max_steps: int = _COMPARED_STEPS) -> Batch:
         """Some of the steps that are learned from, as updates see them."""
-        return _without_axis(self._source.limited(_draw(self._replay, max_steps)))
+        self._source.weigh(self._owners)
+        drawn = _draw(self._replay, max_steps, row_weights=self._source.weights.drawn)
+        return _without_axis(self._source.limited(drawn))
 
     def held_out(self) -> list[Batch]:
         """The held-out steps, a batch for each player; those erased since then are omitted."""
@@ -340,10 +348,13 @@ def held_out_of(players: Mapping[ChunkId, bytes], steps: Mapping[ChunkId, int]) 
     return held_out
 
 
-def _draw(replay: HostReplay, max_steps: int) -> Drawn:
+def _draw(
+    replay: HostReplay, max_steps: int, *, row_weights: NDArray[np.float32] | None = None
+) -> Drawn:
     """Steps of a replay, always the same ones of the same replay."""
     n_steps = min(max_steps, replay.n_sampleable)
-    return replay.draw(1, rng=np.random.default_rng(0), batch=n_steps)
+    rng = np.random.default_rng(0)
+    return replay.draw(1, rng=rng, batch=n_steps, row_weights=row_weights)
 
 
 def _without_axis(batches: Batch) -> Batch:
@@ -354,22 +365,17 @@ def _without_axis(batches: Batch) -> Batch:
 
 def people_in(chunk: Chunk) -> Chunk | None:
     """The chunk without episodes that a bot or actor played in; None if no episode is left."""
-    if chunk.meta.kind == "actor":
-        return None
-    by = chunk.columns.get("by")
-    ends = [*(note.row for note in chunk.meta.episodes[1:]), chunk.n_rows]
-    rows = []
-    notes = []
-    n_rows = 0
-    for note, end in zip(chunk.meta.episodes, ends, strict=True):
-        if note.model is None and (by is None or int(by[note.row : end].max()) <= By.PERSON):
-            rows.append(np.arange(note.row, end))
-            notes.append(replace(note, row=n_rows))
-            n_rows += end - note.row
-    if len(notes) == len(chunk.meta.episodes):
+    by_people = people_rows(chunk)
+    if by_people.all():
         return chunk
-    if not rows:
+    if not by_people.any():
         return None
-    columns = {name: column[np.concatenate(rows)] for name, column in chunk.columns.items()}
+    row_no = np.cumsum(by_people) - 1
+    notes = tuple(
+        replace(note, row=int(row_no[note.row]))
+        for note in chunk.meta.episodes
+        if by_people[note.row]
+    )
+    columns = {name: column[by_people] for name, column in chunk.columns.items()}
     n_steps = int((columns["row"] == RowKind.STEP).sum())
-    return Chunk(replace(chunk.meta, n_steps=n_steps, episodes=tuple(notes)), columns)
+    return Chunk(replace(chunk.meta, n_steps=n_steps, episodes=notes), columns)
