@@ -40,7 +40,7 @@ def run(out: Path, temporary: Path, *options: str) -> dict[str, Any]:
     ]
     env = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=120, check=False
+        command, env=env, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(temporary.iterdir()) == []
