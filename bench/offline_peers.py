@@ -266,8 +266,7 @@ def _read(path: Path) -> dict[str, Any]:
         result = json.loads(path.read_text())
         for kind, key in _KEYS.items():
             for row in result[kind]:
-                key(row)
-                _ = row["commit"]
+                hash((key(row), row["commit"]))  # raises if a field is missing
     except (ValueError, KeyError, TypeError) as error:
         raise UnderstudyError(
             f"{path} is not a result of this command ({error!r}); move it away, or pass another "
@@ -378,7 +377,7 @@ class Recorded:
         rows = peer_rows(self.spec, episodes)
         self.inputs = "image" if rows["observations"].ndim == 4 else "vector"
         self.file = folder / f"{game.name}-{seed}.npz"
-        np.savez(self.file, **rows)
+        np.savez(self.file, allow_pickle=False, **rows)
 
     def settings(self, algorithm: str, changes: Mapping[str, Any]) -> RunSettings:
         """The service's settings, with the centre that it would find."""

@@ -14,7 +14,6 @@ from typing import Any
 import d3rlpy
 import numpy as np
 import torch
-from d3rlpy.algos.qlearning.base import QLearningAlgoBase
 from d3rlpy.constants import ActionSpace
 from d3rlpy.dataset import Episode, InfiniteBuffer, ReplayBuffer
 from d3rlpy.logging import NoopAdapterFactory
@@ -124,7 +123,7 @@ def _dataset(rows: Any, *, n_actions: int) -> Any:
     )
 
 
-def _algorithm(request: dict[str, Any], shape: tuple[int, ...]) -> QLearningAlgoBase:  # type: ignore[type-arg]
+def _algorithm(request: dict[str, Any], shape: tuple[int, ...]) -> Any:
     kind = getattr(d3rlpy.algos, f"{request['algorithm']}Config")
     widths = request["widths"]
     encoder = (
@@ -147,6 +146,7 @@ def _algorithm(request: dict[str, Any], shape: tuple[int, ...]) -> QLearningAlgo
 
 def play(link: Link, request: dict[str, Any]) -> Round:
     """Train once, then answer observations with actions until an empty line."""
+    Training(request).run(0.0)  # one update: torch imports some of its parts only then
     training = Training(request)
 
     def run() -> dict[str, Any]:

@@ -74,7 +74,7 @@ def test_observations_are_one_hot_vectors_or_an_image():
     def inputs(name: str, columns: dict[str, Any]) -> Any:
         return peer_inputs(GAMES[name].spec(), columns)
 
-    courier = {
+    courier: dict[str, Any] = {
         "obs.map": np.zeros((1, 6, 9), np.int64),
         "obs.robot.battery": np.array([[0.5]], np.float32),
         "obs.robot.cargo": np.array([3]),
