@@ -528,7 +528,7 @@ def measure_peer(data: Recorded, algorithm: str, options: argparse.Namespace) ->
         algorithm, do="play", widths=list(WIDTHS), batch=BATCH, seconds=options.seconds
     )
     load = load_average()
-    with Process(_peer(options.threads), request) as process:
+    with Process(peer_contestant(options.threads), request) as process:
         process.answer({})
         trained = process.line(options.seconds + _SLACK_S)
 
@@ -550,7 +550,7 @@ def measure_peer(data: Recorded, algorithm: str, options: argparse.Namespace) ->
         }
 
 
-def _peer(threads: int) -> Contestant:
+def peer_contestant(threads: int) -> Contestant:
     """d3rlpy in this interpreter's environment if it is there, else in its own."""
     is_here = all(importlib.util.find_spec(name) for name in ("d3rlpy", "torch"))
     return Contestant(
@@ -637,7 +637,7 @@ def measure_rates(pair: Pair, threads: int, *, seconds: float, rounds: int) -> d
             rates.setdefault(f"{side}_per_cpu_s", []).append(round(updates / cpu_s, 1))
 
         others = guard.Others()
-        with Process(_peer(threads), request) as process:
+        with Process(peer_contestant(threads), request) as process:
             for _ in range(rounds):
                 before = learner.counts.updates
                 began_cpu_s = time.process_time()

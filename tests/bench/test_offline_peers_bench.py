@@ -10,6 +10,7 @@ import pytest
 
 from bench import offline_peers
 from bench.against.link import pack, unpack
+from bench.contestants import REQUIREMENTS
 from bench.offline import batch_of, learner_of, recorded, recorded_episodes, returns_at_once
 from bench.offline_peers import main, misses, peer_inputs, peer_rows, places, sent_of, train
 from bench.people import GAMES, RANDOM, Person
@@ -291,6 +292,17 @@ def test_a_foreign_result_file_is_not_overwritten(text, measured, tmp_path):
         main(["--out", str(out)])
     assert out.read_text() == text
     assert measured == []
+
+
+@pytest.mark.parametrize(
+    ("here", "environment"), [({"d3rlpy", "torch"}, ""), ({"torch"}, "d3rlpy"), (set(), "d3rlpy")]
+)
+def test_d3rlpy_is_installed_only_if_it_cannot_be_imported_here(here, environment, monkeypatch):
+    find = SimpleNamespace(find_spec=lambda name: name if name in here else None)
+    monkeypatch.setattr(offline_peers, "importlib", SimpleNamespace(util=find))
+    contestant = offline_peers.peer_contestant(threads=2)
+    assert (contestant.environment, contestant.threads) == (environment, 2)
+    assert (REQUIREMENTS / "d3rlpy.txt").exists()
 
 
 # --- Verdicts -------------------------------------------------------------------------------------
