@@ -29,13 +29,14 @@ to bench/results/ranking.json.
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ class _Recorder:
     """An episode that keeps transitions, as `play` records them."""
 
     def __init__(self, spec: GameSpec) -> None:
-        self.rows: list[tuple[Any, ...]] = []
+        self.rows: list[Row] = []
         self._spec = spec
         self._open: list[Any] | None = None
 
@@ -179,33 +180,50 @@ def _columns(spec: GameSpec, obs: Any) -> dict[str, Any]:
     return columns
 
 
-def recorded(game: PeopleGame, spec: GameSpec, n_steps: int, *, seed: int) -> Batch:
-    """The first steps of the game's people, who play in turn."""
+Row = tuple[Any, ...]
+"""Observation, action, reward, next observation, discount (0: the game terminated), both masks."""
+
+
+def recorded_episodes(
+    game: PeopleGame, spec: GameSpec, n_steps: int, *, seed: int
+) -> list[list[Row]]:
+    """The first episodes of the game's people, who play in turn; the last is cut to `n_steps`."""
     people = [Person(game, skill) for skill in game.people]
-    recorder: Any = _Recorder(spec)
+    episodes: list[list[Row]] = []
+    missing = n_steps
     with contextlib.closing(game.make()) as env:
-        number = 0
-        while len(recorder.rows) < n_steps:
+        while missing > 0:
+            number = len(episodes)
+            recorder: Any = _Recorder(spec)
             rng = np.random.default_rng([seed, number, 1])
             play(env, people[number % len(people)], rng, episode=recorder)
-            number += 1
-    obs, action, reward, next_obs, discount, mask, next_mask = zip(
-        *recorder.rows[:n_steps], strict=True
-    )
-    ones = np.ones(n_steps, np.float32)
+            episodes.append(recorder.rows[:missing])
+            missing -= len(episodes[-1])
+    return episodes
+
+
+def recorded(game: PeopleGame, spec: GameSpec, n_steps: int, *, seed: int) -> Batch:
+    """The first steps of the game's people, who play in turn."""
+    return batch_of(spec, itertools.chain(*recorded_episodes(game, spec, n_steps, seed=seed)))
+
+
+def batch_of(spec: GameSpec, rows: Iterable[Row]) -> Batch:
+    """Recorded steps as one batch, in their order."""
+    obs, action, reward, next_obs, discount, mask, next_mask = zip(*rows, strict=True)
 
     def columns(rows: Any) -> dict[str, Any]:
         return {name: np.stack([row[name] for row in rows]) for name in spec.obs_columns}
 
+    has_action_mask = mask[0] is not None
     return Batch(
         columns(obs),
         np.array(action, np.int32 if spec.discrete is not None else np.float32),
         np.array(reward, np.float32),
         columns(next_obs),
         np.array(discount, np.float32),
-        ones,
-        np.stack(mask) if game.has_action_mask else None,
-        np.stack(next_mask) if game.has_action_mask else None,
+        np.ones(len(action), np.float32),
+        np.stack(mask) if has_action_mask else None,
+        np.stack(next_mask) if has_action_mask else None,
     )
 
 
@@ -324,20 +342,21 @@ def sent_by_players(game: PeopleGame, spec: GameSpec, n_steps: int, *, seed: int
             rng = np.random.default_rng([seed, len(sent), 1])
             play(env, people[at % len(people)], rng, episode=recorder)
             n_chunks, first_step = counts[at]
-            chunk = _chunk(spec, recorder.rows, sessions[at], n_chunks, first_step=first_step)
+            chunk = chunk_of(spec, recorder.rows, sessions[at], n_chunks, first_step=first_step)
             counts[at] = [n_chunks + 1, first_step + chunk.meta.n_steps]
             sent.append((at.to_bytes(16, "big"), chunk))
     return sent
 
 
-def _chunk(
+def chunk_of(
     spec: GameSpec,
-    rows: Sequence[tuple[Any, ...]],
+    rows: Sequence[Row],
     session: uuid.UUID,
     chunk_no: int,
     *,
     first_step: int,
 ) -> Chunk:
+    """An episode, whose last step ends it, as a chunk."""
     obs, action, reward, next_obs, discount, mask, next_mask = zip(*rows, strict=True)
     n = len(rows)
     is_last = np.arange(n + 1) == n - 1
@@ -411,6 +430,17 @@ def learned(
     spec: GameSpec, settings: RunSettings, sent: Sequence[Sent], *, updates: int, seed: int
 ) -> Learner:
     """The service's learner after so many updates on these chunks."""
+    learner = learner_of(spec, settings, sent, seed=seed)
+    while learner.counts.updates < updates:
+        report = learner.step(learner.counts.updates / updates)
+        assert not report.must_restore, "too many updates were not finite"
+    return learner
+
+
+def learner_of(
+    spec: GameSpec, settings: RunSettings, sent: Sequence[Sent], *, seed: int
+) -> Learner:
+    """The service's learner with these chunks, before its first update."""
     config = dataclasses.replace(settings.learner_config(), limiter=None)
     algorithm = settings.algorithm_type(spec, settings.config)
     learner = Learner(algorithm, settings.knobs, root_seed=seed, config=config)
@@ -419,9 +449,6 @@ def learned(
         learner.insert(chunk, is_own=False)
     learner.source.end_sessions()
     learner.source.measure({chunk.meta.session: player for player, chunk in sent})
-    while learner.counts.updates < updates:
-        report = learner.step(learner.counts.updates / updates)
-        assert not report.must_restore, "too many updates were not finite"
     return learner
 
 
@@ -522,22 +549,39 @@ def _rank(game: PeopleGame, n_steps: int, episodes: int, *, seed: int) -> None:
 def _returns(game: PeopleGame, chances: Any, episodes: int, *, seed: int) -> Any:
     """float64[episodes]: true returns of a policy, which plays all episodes at once."""
     rng = np.random.default_rng([seed, episodes])
+
+    def choose(obs: Any, mask: Any) -> Any:
+        probabilities = chances(obs, mask)
+        drawn = probabilities.cumsum(1) < rng.random((len(probabilities), 1))
+        return np.minimum(drawn.sum(1), drawn.shape[1] - 1)
+
+    return returns_at_once(game, choose, [1_000_000 + number for number in range(episodes)])
+
+
+def returns_at_once(
+    game: PeopleGame, choose: Callable[[Any, Any], Any], seeds: Sequence[int]
+) -> Any:
+    """float64[seeds]: true returns of one episode for each seed, all of them played at once.
+
+    `choose`: from the columns and the action masks (or None) of all episodes to their actions.
+    """
     spec = game.spec()
     with contextlib.ExitStack() as stack:
-        envs = [stack.enter_context(contextlib.closing(game.make())) for _ in range(episodes)]
-        now = [env.reset(seed=1_000_000 + number) for number, env in enumerate(envs)]
-        returns = np.zeros(episodes)
-        live = list(range(episodes))
+        envs = [stack.enter_context(contextlib.closing(game.make())) for _ in seeds]
+        now = [env.reset(seed=seed) for env, seed in zip(envs, seeds, strict=True)]
+        returns = np.zeros(len(seeds))
+        live = list(range(len(seeds)))
         while live:
             rows = [_columns(spec, now[number][0]) for number in live]
             obs = {name: np.stack([row[name] for row in rows]) for name in spec.obs_columns}
             mask = None
             if game.has_action_mask:
                 mask = np.stack([now[number][1]["action_mask"] for number in live])
-            drawn = chances(obs, mask).cumsum(1) < rng.random((len(live), 1))
-            actions = np.minimum(drawn.sum(1), drawn.shape[1] - 1)
+            actions = choose(obs, mask)
             still = []
-            for number, action in zip(live, actions.tolist(), strict=True):
+            # Envs of discrete actions expect Python's numbers.
+            each = actions.tolist() if actions.ndim == 1 else actions
+            for number, action in zip(live, each, strict=True):
                 after, reward, terminated, truncated, info = envs[number].step(action)
                 now[number] = (after, info)
                 returns[number] += float(reward)

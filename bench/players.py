@@ -235,7 +235,7 @@ def _show(rows: dict[str, dict[str, Any]]) -> None:
             f"{row['average_on_scale']:.3f}{verdict}",
             f"{row['faultless']['mean']:.4g}",
         )
-    _print_wide(table)
+    print_wide(table)
 
 
 # --- The loop -------------------------------------------------------------------------------------
@@ -276,12 +276,14 @@ def true_returns(game: PeopleGame, policy: Policy, *, episodes: int) -> list[flo
     env = game.make()
     bot = Bot(policy)
     try:
-        return [
-            play(env, bot, np.random.default_rng([0, number, _TRUTH])).total
-            for number in range(episodes)
-        ]
+        return [play(env, bot, truth_chances(number)).total for number in range(episodes)]
     finally:
         env.close()
+
+
+def truth_chances(number: int) -> np.random.Generator:
+    """All chances of a true episode; the first number drawn is its seed."""
+    return np.random.default_rng([0, number, _TRUTH])
 
 
 Show = Callable[[int, str], None]
@@ -648,10 +650,11 @@ def _show_loops(rows: Sequence[Mapping[str, Any]]) -> None:
             f"{row['play_cpu_minutes']:.1f}",
             ", ".join(row["missed"]),
         )
-    _print_wide(table)
+    print_wide(table)
 
 
-def _print_wide(table: Table) -> None:
+def print_wide(table: Table) -> None:
+    """Print a table; its columns are not cut where the output is a file."""
     console = Console()
     if not console.is_terminal:
         console.width = 140

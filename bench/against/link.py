@@ -5,6 +5,7 @@ Runs in the peers' own environments, so it uses only the standard library and Nu
 
 import base64
 import importlib.metadata
+import io
 import json
 import os
 import sys
@@ -119,3 +120,19 @@ def torch_layers(module: Any) -> Layers:
     """The dense layers of a torch module, in the order in which it lists them."""
     layers = [layer for layer in module.modules() if type(layer).__name__ == "Linear"]
     return [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
+
+
+def pack(array: Any) -> str:
+    """An array, with its shape and type, as text for a field of a line."""
+    import numpy as np
+
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def unpack(text: str) -> Any:
+    """The array of `pack`."""
+    import numpy as np
+
+    return np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
