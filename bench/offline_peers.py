@@ -10,7 +10,7 @@
                                                     writes nothing unless --out is given
 
 `returns`: the people of a game (`bench/people.py`) play 30,000 steps once for each seed, and both
-sides learn from these rows. Equal for all are the seconds of training (wall clock, compilation
+sides learn from these rows. Equal for all are the seconds of each training (wall clock, compilation
 included), the threads and cores (one unless --threads is given), the batch of 256, and two layers
 of 256 units (for a grid, a convolution of 16 channels, 3 x 3, before them; d3rlpy's pixel encoder
 has one layer after it). Everything else is each side's default.

@@ -300,10 +300,11 @@ def _players(result: dict[str, Any]) -> str:
         ", ".join(sorted({row[key][:size] for row in result["rows"]})) for key, size in _ORIGIN
     )
     lines = [
-        f"Bots from people's play (`bench/players.py loop`, {days}, commits {commits}; scripted",
+        f"Bots from people's play (`bench/players.py loop`, {days}, at {commits}; scripted",
         "people, the whole platform; average person = 0, best person = 1; each bot plays 1,000",
         "episodes in the game itself, as clients play it; goals: a champion at 0 or above after",
-        "30,000 steps of people, at 0.8 after 300,000, and no promoted bot below random play):",
+        "30,000 steps of people, at 0.8 after 300,000, and no promoted bot below random play, nor",
+        "below the champion before it by more than the error):",
         "",
         (
             "| game | steps of people | champions, by seed | random play | lowest promoted "

@@ -37,10 +37,25 @@ def test_a_certificate_is_reported_14_days_before_it_expires(
     tmp_path: Path, later_days: float, is_valid: bool, advice: str
 ):
     path, _ = certificate(tmp_path, days=18)
-    found = check_certificate(path, now_s=time.time() + later_days * DAY_S)
-    assert found[0] == is_valid
-    assert advice in found[1]
-    assert bool(found[1]) == bool(advice)
+    result, text = check_certificate(path, now_s=time.time() + later_days * DAY_S)
+    assert result == is_valid
+    assert advice in text
+    assert bool(text) == bool(advice)
+
+
+def test_other_certificates_of_a_chain_may_have_expired(tmp_path: Path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    first, _ = certificate(tmp_path / "first", days=60)
+    second, _ = certificate(tmp_path / "second", days=2)
+    chain = tmp_path / "chain.pem"
+    chain.write_bytes(first.read_bytes() + second.read_bytes())
+    assert check_certificate(chain, now_s=time.time() + 9 * DAY_S) == (True, "")
+
+
+def test_a_certificate_of_an_unknown_user_is_not_readable():
+    (path,) = certificates(Config(gateway=GatewaySection(certificate="~nosuch/x.pem")))
+    assert not check_certificate(path, now_s=0.0)[0]
 
 
 def test_a_file_without_a_certificate_is_reported(tmp_path: Path):

@@ -185,6 +185,33 @@ def test_people_have_their_share_of_what_is_learned_also_after_steps_were_evicte
     assert source.weights.drawn is None
 
 
+def test_what_bots_decided_is_forgotten_with_its_steps():
+    source = source_of()
+    for session in range(400):
+        play(source, session, 30, by=By.BOT)
+    assert len(source.replay.chunk_ids()) < 150
+    assert len(source._bot_rows) <= 2 * len(source.replay.chunk_ids()) + 1
+
+
+def test_weights_are_found_again_if_as_many_steps_come_as_go():
+    source = source_of(n_step=3)
+    play(source, 0, 30, by=By.PERSON)
+    play(source, 1, 2, by=By.PERSON)
+    play(source, 2, 60, by=By.BOT)
+    waiting = Piece(3, 0, steps(10))
+    source.insert(waiting.chunk(by=np.append(np.full(10, By.BOT), 0).astype(np.uint8)))
+    players = {session_id(session): bytes([session]) for session in range(4)}
+    source.measure(players)
+    before = source.replay.n_sampleable
+    source.replay.evict(session_id(1), 0)
+    source.replay.close(session_id(3))
+    source.measure(players)
+    fresh = source.replay.row_weights(players, source._bot_rows, people_share=SHARE)
+    assert source.replay.n_sampleable - before in (0, 1)
+    assert source.weights.drawn is not None
+    np.testing.assert_array_equal(source.weights.drawn, fresh.drawn)
+
+
 def test_sessions_of_bots_alone_do_not_limit_people():
     weights = shared_weights([30] * 3 + [0] * 7, [0] * 3 + [30] * 7, people_share=0.75)
     assert set(weights.people) == set(weights.bots) == {1.0}

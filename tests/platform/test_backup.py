@@ -21,7 +21,8 @@ from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.platform import backup
 from understudy.platform.backup import FORMAT, back_up, restore, verify_backup
 from understudy.platform.config import Config, ModelsSection
-from understudy.platform.ingest import IngestRole
+from understudy.platform.ingest import IngestRole, open_own_ingest
+from understudy.platform.platform import Platform
 from understudy.release.gatekeeper import release_run
 
 
@@ -307,8 +308,12 @@ def test_a_killed_restore_brings_no_revoked_key_back_and_can_be_repeated(
     new = DataFolder(tmp_path / "E")
     command = [sys.executable, "-c", RESTORES, str(tmp_path / "B"), str(new.root), killed_at]
     assert subprocess.run(command, check=False, timeout=60).returncode == -9
-    with pytest.raises(ConfigError, match="run 'understudy restore' with the same backup again"):
-        open_deployment(new)
+    unfinished = "run 'understudy restore' with the same backup again"
+    with pytest.raises(ConfigError, match=unfinished):
+        Platform(Config(data=str(new.root)), on_state_change=lambda *_: None)
+    with pytest.raises(ConfigError, match=unfinished):
+        open_own_ingest(new, Config(data=str(new.root)))
+    (new.root / "notes.txt").write_text("created since then, and kept")
     assert restore(tmp_path / "B", new, revoke_keys=True).steps == 40
     assert not new.restoring.exists()
     assert stats(new)["steps"] == 40
@@ -316,6 +321,20 @@ def test_a_killed_restore_brings_no_revoked_key_back_and_can_be_repeated(
     keys.follow()
     with pytest.raises(Refused, match="was revoked"):
         keys.check(admin)
+
+
+def test_a_restore_that_continues_replaces_nothing(deployed: DataFolder, tmp_path: Path):
+    back_up(deployed, tmp_path / "B")
+    new = DataFolder(tmp_path / "E")
+    command = [sys.executable, "-c", RESTORES, str(tmp_path / "B"), str(new.root), "rename"]
+    assert subprocess.run(command, check=False, timeout=60).returncode == -9
+    key = new.root / "signing.key"
+    key.write_text("created by somebody else")
+    with pytest.raises(ConfigError, match=r"signing\.key was created after this restore was inter"):
+        restore(tmp_path / "B", new, revoke_keys=True)
+    assert key.read_text() == "created by somebody else"
+    key.unlink()
+    assert restore(tmp_path / "B", new, revoke_keys=True).steps == 40
 
 
 def test_a_restore_to_a_url_that_was_killed_after_its_journals_began_anew_can_be_repeated(

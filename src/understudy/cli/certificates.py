@@ -1,6 +1,7 @@
 """Checks how long the TLS certificates that a config names are valid."""
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def certificates(config: Config) -> list[Path]:
     for url in (config.stream.url, config.store.url):
         with contextlib.suppress(ConfigError):  # in the data folder, or reported by others
             names.append(parse_location(url).options.get("certificate", ""))
-    return [Path(name).expanduser() for name in names if name]
+    return [Path(os.path.expanduser(name)) for name in names if name]
 
 
 def check_certificate(path: Path, *, now_s: float) -> tuple[bool, str]:
@@ -31,9 +32,10 @@ def check_certificate(path: Path, *, now_s: float) -> tuple[bool, str]:
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         return False, f"{path} is not a readable certificate ({reason}); pass a PEM file"
-    begins_s = max(part.not_valid_before_utc.timestamp() for part in chain)
-    ends_s = min(part.not_valid_after_utc.timestamp() for part in chain)
-    renew = "replace it by a new one, then start the platform again"
+    # The first one; clients may not need the others of the chain.
+    begins_s = chain[0].not_valid_before_utc.timestamp()
+    ends_s = chain[0].not_valid_after_utc.timestamp()
+    renew = "replace it with a new one, then start the platform again"
     if now_s >= ends_s:
         return False, f"{path} expired on {_date(ends_s)}, so TLS connections fail; {renew}"
     if now_s < begins_s:

@@ -11,6 +11,7 @@ from understudy.backends.deployment import (
     has_deployment,
     open_deployment,
     signing_key,
+    why_unusable,
 )
 from understudy.backends.specs import RegistrySpecs
 from understudy.core.errors import ConfigError
@@ -27,6 +28,8 @@ def deployment(text: str | None, *, must_exist: bool = False) -> Deployment:
     """The deployment of a data folder; if there is none, it is created, or must_exist raises."""
     config = config_of(text)
     folder = config.folder
+    if reason := why_unusable(folder):
+        raise ConfigError(reason)
     if must_exist and not has_deployment(folder, models=config.models.url):
         raise ConfigError(
             f"{folder.root} contains no deployment; create one with 'understudy up --data "

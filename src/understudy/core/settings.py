@@ -65,11 +65,13 @@ class Range:
     """The allowed texts; empty if every text is allowed."""
 
     @property
-    def numbers(self) -> str:
+    def allowed_text(self) -> str:
         """The allowed numbers in words."""
-        if self.high < math.inf:
-            return f"{self.low:g} to {self.high:g}"
-        return f"{self.low:g} or more" if self.low > -math.inf else "a number"
+        if self.low == -math.inf:
+            return "a number" if self.high == math.inf else f"{self.high:g} or less"
+        return (
+            f"{self.low:g} or more" if self.high == math.inf else f"{self.low:g} to {self.high:g}"
+        )
 
 
 def setting(
@@ -362,7 +364,7 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
     if limits is not None and isinstance(value, int | float | Schedule):
         for number in (value.start, value.end) if isinstance(value, Schedule) else (value,):
             if not limits.low <= number <= limits.high:
-                raise ConfigError(f"{name} is {number}{by}; give {limits.numbers}{about}")
+                raise ConfigError(f"{name} is {number}{by}; give {limits.allowed_text}{about}")
     return float(value) if isinstance(default, float) and isinstance(value, int) else value
 
 

@@ -1,4 +1,4 @@
-"""Outliers: rewards and observations that few players have, and players and bots who play most.
+"""Outliers: rewards and observations that few players have, and whoever plays most.
 
 A few players' false numbers must decide neither the scale of rewards nor that of observations. So
 each player's range is found first, and then that of most players, however many steps one of them

@@ -176,6 +176,8 @@ class HostReplay:
         self.config = config or ReplayConfig()
         self.needs = needs
         self.n_bad_priorities = 0
+        self.n_edits = 0
+        """Changes so far of which rows may be sampled."""
         """Priorities that were NaN, infinite or negative, and ignored."""
         windows = windows_of
         if needs.prioritised:
@@ -416,6 +418,7 @@ class HostReplay:
 
     def _apply(self, edit: Edit) -> int:
         """Apply an edit; returns how many rows became sampleable."""
+        self.n_edits += 1
         if isinstance(self._masses, Roster):
             self._masses.set_range(edit.start, edit.weight > 0)
         elif edit.priority is None:
@@ -578,8 +581,8 @@ class ReplaySource:
     weights: RowWeights = field(default_factory=RowWeights)
     _bot_rows: dict[ChunkId, NDArray[np.bool_]] = field(default_factory=dict)
     """The rows that bots have decided, of chunks with such rows."""
-    _weighed: tuple[int, int] | None = None
-    """Steps that had been inserted and could be drawn when these weights were computed."""
+    _weighed: int | None = None
+    """Edits of the replay when these weights were computed."""
     _drawn: Drawn | None = None
 
     def insert(self, chunk: Chunk) -> int:
@@ -642,18 +645,19 @@ class ReplaySource:
 
     def weigh(self, players: Mapping[uuid.UUID, bytes]) -> None:
         """Find the weights, by the players of sessions, if the steps have changed."""
-        steps = (self.replay.n_steps_inserted, self.replay.n_sampleable)
-        if self._weighed != steps:
-            held = set(self.replay.chunk_ids())
-            self._bot_rows = {key: rows for key, rows in self._bot_rows.items() if key in held}
+        if self._weighed != self.replay.n_edits:
             self.weights = self.replay.row_weights(
                 players, self._bot_rows, people_share=self.people_share
             )
-            self._weighed = steps
+            self._weighed = self.replay.n_edits
 
     def _find_bots(self, chunk: Chunk) -> None:
         if self.people_share and (by_bot := ~people_rows(chunk)).any():
             self._bot_rows[chunk.meta.id] = by_bot
+            held = self.replay.chunk_ids()
+            if len(self._bot_rows) > 2 * len(held):  # most have left the replay
+                kept = self._bot_rows.keys() & held
+                self._bot_rows = {key: self._bot_rows[key] for key in kept}
 
     def feedback(self, feedback: Feedback) -> Sequence[ChunkId]:
         """Set the priorities of the last draw; evicts and returns chunks that made updates fail."""

@@ -163,14 +163,18 @@ class Registry:
         an alias.
         """
         problems = dict[str, str]()
-        for name in self._objects.list(f"games/{game_name(game)}"):
-            schema = name.rpartition("/")[2].removesuffix(".json")
-            raw = self._objects.get(name) if name.endswith(".json") else None
-            if raw is not None and hashlib.sha256(raw).hexdigest() != schema:
-                problems["spec"] = (
-                    f"{name} has contents that do not match its name; restore it from a backup, or "
-                    "start ingest or the game, which register it again"
-                )
+        damaged = [
+            name
+            for name in self._objects.list(f"games/{game_name(game)}")
+            if name.endswith(".json")
+            and (raw := self._objects.get(name)) is not None
+            and hashlib.sha256(raw).hexdigest() != name.rpartition("/")[2].removesuffix(".json")
+        ]
+        if damaged:
+            problems["spec"] = (
+                f"contents that do not match the name: {', '.join(damaged)}; restore from a "
+                "backup, or start ingest or the game, which register a spec again"
+            )
         if damage := self._shared(game).damage():
             problems["journal"] = damage
         try:
@@ -345,8 +349,8 @@ class Registry:
         games = self.games()
         if game not in games and not self._objects.list(f"registry/{game_name(game)}"):
             raise ConfigError(
-                f"the game {game[:80]!r} is not registered; pass one of the registered games: "
-                f"{', '.join(games) or 'there are none yet'}"
+                f"the game {game[:80]!r} is not registered; registered games: "
+                f"{', '.join(games) or 'none'}"
             )
 
     def rollback(self, game: str, *, why: str, schema: str | None = None) -> int:

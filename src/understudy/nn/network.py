@@ -462,7 +462,7 @@ class NetworkSpec:
         return self._layout[1]
 
     def widths(self) -> Mapping[str, int]:
-        """How many numbers of each input enter the trunk, one input after another."""
+        """How many numbers of each input enter the trunk, in the order in which they do."""
         return self._layout[2]
 
     @cached_property
@@ -489,7 +489,7 @@ class NetworkSpec:
             name: _through(f"heads.{name}", layers, shape=trunk, weights=weights)
             for name, layers in self.heads.items()
         }
-        return weights, ends, widths
+        return weights, ends, {name: widths[name] for name in self.inputs}
 
     @cached_property
     def _key(self) -> bytes:

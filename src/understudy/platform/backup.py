@@ -121,7 +121,7 @@ def back_up(
 def restore(
     source: Path, data: DataFolder, *, models: str = "", revoke_keys: bool = False
 ) -> Proof:
-    """Verify a backup and restore it to a data folder that has no store and no deployment yet.
+    """Verify a backup and restore it to a new folder, or one that holds at most a config file.
 
     `models`: the URL to restore models to, or "" for the data folder; `revoke_keys`: whether to
     revoke every key, since keys that were revoked after the backup are valid again.
@@ -156,6 +156,11 @@ def restore(
         # The signing key comes last: without it, a folder with models or keys is refused.
         names = [path.name for path in staged.root.iterdir() if path.name != _STAGE_FILE]
         for name in sorted(names, key=lambda name: name == signing_key(data).name):
+            if name != CONFIG_FILE and (data.root / name).exists():
+                raise ConfigError(
+                    f"{data.root / name} was created after this restore was interrupted, and its "
+                    "contents would be lost; move it elsewhere, then repeat the restore"
+                )
             if not (data.root / name).exists():
                 (staged.root / name).rename(data.root / name)
         sync_folder(data.root)
@@ -198,7 +203,8 @@ def _check_target(data: DataFolder, progress: _Restore) -> None:
             f"{data.root} holds a deployment already; pass a folder that does not exist yet with "
             "--data"
         )
-    if names:
+    # What came after an unfinished restore, such as a folder for logs, is kept.
+    if names and not data.restoring.exists():
         raise ConfigError(
             f"{data.root} holds other files ({', '.join(names[:3])}); pass an empty folder, or one "
             "that does not exist yet, with --data"

@@ -24,7 +24,7 @@ import structlog
 
 from understudy.backends.addresses import open_store, open_stream
 from understudy.backends.data import DataFolder
-from understudy.backends.deployment import models_folder, open_deployment
+from understudy.backends.deployment import models_folder, open_deployment, why_unusable
 from understudy.backends.local import (
     as_local_store,
     file_stream_folders,
@@ -367,6 +367,8 @@ def open_ingest(data: DataFolder, config: Config) -> IngestRole:
 
 def open_own_ingest(data: DataFolder, config: Config) -> IngestRole:
     """Open ingest into the data folder's own store, with the config's stream and games."""
+    if reason := why_unusable(data):
+        raise ConfigError(reason)
     specs = registered_specs(data, models=config.models.url)
     return IngestRole(
         data,

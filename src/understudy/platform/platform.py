@@ -498,9 +498,10 @@ class Platform:
     ) -> None:
         self.config = config.check()
         self.data = config.folder
+        # First: a folder that is not usable stays as it is.
+        opened = open_deployment(self.data, models=config.models.url)
         folder = roles_folder(self.data)
         make_folder(folder)
-        opened = open_deployment(self.data, models=config.models.url)
         deployment_key(self.data.root)
         self._config_file = folder / f"config-{'-'.join(config.roles)}.json"
         # Locks first: if these roles run already, none of their files is changed.

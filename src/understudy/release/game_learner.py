@@ -234,6 +234,8 @@ class GameLearner:
                 widths = {"widths": _SMALL_WIDTHS}
                 settings = resolve(replace(request, settings=widths | overrides), spec)
         except ConfigError as error:
+            if not config.settings.get(algorithm):
+                raise
             raise ConfigError(
                 f"learner.settings of {algorithm} do not fit {self.game}: {error}"
             ) from None

@@ -95,7 +95,7 @@ class Marks:
 
 
 class GameTraining:
-    """Trains one algorithm on one game from the store, from new weights or its last checkpoint."""
+    """Trains one algorithm on one game from the store, from a start or its last checkpoint."""
 
     def __init__(
         self,
@@ -137,6 +137,8 @@ class GameTraining:
             self._set_aside(error)
         has_network = getattr(settings.config, "network", None) is not None
         self._finds_centre = getattr(settings.config, "centre", None) == "" and not has_network
+        if checkpoint is not None and not checkpoint.facts.get("started_from"):
+            self._start = None  # a later training, or one of an earlier version
         self._create_engine()
         try:
             if checkpoint is not None:

@@ -192,15 +192,17 @@ def _admin_request(
     once, are therefore made in a thread: Python handles signals in the main one.
     """
     settings = {**config.client(), "error_cb": last_error.note}
-    thread = ThreadPoolExecutor(1)
+    executor = ThreadPoolExecutor(1)
+    admin = None
     try:
-        admin = thread.submit(kafka.admin.AdminClient, settings).result()
-    except kafka.KafkaException as error:
-        raise ConfigError(
-            f"the Kafka library rejects the settings: {error.args[0].str()}; correct the address"
-        ) from None
-    try:
-        future = thread.submit(call, admin).result()[config.topic]
+        try:
+            admin = executor.submit(kafka.admin.AdminClient, settings).result()
+        except kafka.KafkaException as error:
+            raise ConfigError(
+                f"the Kafka library rejects the settings: {error.args[0].str()}; correct the "
+                "address"
+            ) from None
+        future = executor.submit(call, admin).result()[config.topic]
         for number in range(max(1, round(config.open_timeout_s / _POLL_SLICE_S))):
             try:
                 return future.result(timeout=_POLL_SLICE_S)
@@ -215,7 +217,7 @@ def _admin_request(
         # Free the client here, not with the traceback of an error: the garbage collector may run in
         # the client's own thread, and the library aborts the process if the client is freed there.
         del admin
-        thread.shutdown(wait=False)
+        executor.shutdown(wait=False)
     raise last_error.explained(doing, at_start=True)
 
 
