@@ -541,6 +541,8 @@ def _measure_loops(games: Sequence[PeopleGame], options: argparse.Namespace) -> 
     seeds = options.seeds or (1 if options.quick else 3)
     episodes = QUICK_TRUE_EPISODES if options.quick else TRUE_EPISODES
     out = options.out or (None if options.quick else LOOPS)
+    if out and not out.parent.is_dir():
+        raise UnderstudyError(f"the folder {out.parent} does not exist; create it, or pass --out")
     rows = _read_rows(out) if out else []
     asked = [(game.name, seed, steps, episodes) for game in games for seed in range(seeds)]
     here = commit()

@@ -352,6 +352,8 @@ def test_wrong_arguments_and_result_files_are_rejected_with_what_to_do(
         run_main(monkeypatch, "--seeds", "0")
     assert "--seeds is 0; pass a number of at least 1" in capsys.readouterr().err
     out = tmp_path / "players.json"
+    with pytest.raises(UnderstudyError, match="does not exist; create it, or pass --out"):
+        run_main(monkeypatch, "--out", str(tmp_path / "nowhere" / "x.json"))
     out.write_text('{"rows": [{}]}')
     with pytest.raises(UnderstudyError, match="move it away, or pass another --out"):
         run_main(monkeypatch, "--out", str(out))

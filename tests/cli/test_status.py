@@ -224,7 +224,7 @@ def test_a_damaged_spec_is_unhealthy_and_named(tmp_path: Path, held: ExitStack):
     found = look(data)
     assert not found["ok"]
     (line,) = found["next"]
-    assert f"pong: its spec is damaged: games/pong/{spec.name} has contents that do not" in line
+    assert f"pong: its spec is damaged: the contents of games/pong/{spec.name} do not match" in line
     assert "restore it from a backup" in line
 
 

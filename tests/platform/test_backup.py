@@ -258,6 +258,35 @@ def test_a_target_with_files_and_a_source_without_data_are_rejected(
     assert verify_backup(tmp_path / "B").steps == 40
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ingest --until-empty",
+        "data verify",
+        "data compact",
+        "data quarantine replay",
+        "data forget somebody",
+        "simulate CartPole-v1 --players 1 --seconds 1",
+        "config init",
+        "up",
+    ],
+)
+def test_no_command_changes_a_backup(
+    deployed: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+):
+    back_up(deployed, tmp_path / "B")
+    assert run_command([*command.split(), "--data", str(tmp_path / "B")]) == 2
+    assert "is a backup, which would be changed; restore it" in capsys.readouterr().err
+    assert verify_backup(tmp_path / "B").steps == 40
+
+
+def test_no_game_records_into_a_backup(deployed: DataFolder, tmp_path: Path):
+    back_up(deployed, tmp_path / "B")
+    with pytest.raises(ConfigError, match="is a backup, which would be changed; restore it"):
+        connect(spec=GAME, data=tmp_path / "B", consent="granted")
+    assert verify_backup(tmp_path / "B").steps == 40
+
+
 def test_a_restore_that_fails_leaves_nothing_that_looks_like_a_deployment(
     deployed: DataFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

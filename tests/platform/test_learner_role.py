@@ -237,18 +237,22 @@ def test_a_grid_is_shown_from_the_cell_that_the_player_moves_also_after_a_restar
     assert arrived >= 20, f"{arrived} of 24 goals"
 
 
-@pytest.mark.parametrize("centre", ["none", "obs 0"])
-def test_a_configured_centre_stays(quick_path: Path, centre: str):
+@pytest.mark.parametrize(
+    ("centre", "used"),
+    [("none", "none"), ("obs 0", "obs 0"), ("obs.map 0", "obs 1")],
+    ids=["none", "its own", "that of another game"],
+)
+def test_a_configured_centre_stays(quick_path: Path, centre: str, used: str):
     made = recording(DataFolder(quick_path), WALK)
     made.store(walks(300))
     config = replace(CONFIG, settings={"bc": SMALL | {"centre": centre}})
     with role_of(made, config) as role:
         until_idle(role, WALK)
     lineage = made.registry().catalogue("walk").models[1].lineage
-    assert f'centre = "{centre}"' in lineage.config["settings"]
+    assert f'centre = "{used}"' in lineage.config["settings"]
 
 
-@pytest.mark.parametrize("centre", ["obs.grid 1", "obs 9"])
+@pytest.mark.parametrize("centre", ["obs 9", "obs obs.x,obs.y"])
 def test_a_configured_centre_that_the_game_does_not_have_is_named(quick_path: Path, centre: str):
     made = recording(DataFolder(quick_path), WALK)
     made.store(walks(300))

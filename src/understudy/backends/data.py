@@ -11,6 +11,7 @@ from typing import Any
 from understudy.core.errors import ConfigError, InvalidName
 from understudy.core.log import is_locked
 from understudy.core.names import game_name
+from understudy.experience.intake import RESTORING
 from understudy.ports import Cursor, FullStore, Stored
 from understudy.stores.database import has_store
 from understudy.stores.view import StoreView
@@ -53,7 +54,7 @@ class DataFolder:
     @property
     def restoring(self) -> Path:
         """Where a restore copies to; it exists only while one runs, or after one was killed."""
-        return self.root / "restoring"
+        return self.root / RESTORING
 
     def game_names(self) -> list[str]:
         """Return the names of the games whose spec is registered in this folder."""

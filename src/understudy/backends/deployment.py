@@ -16,6 +16,7 @@ from understudy.core.signed import KEY_BYTES, Signer, Trusted
 from understudy.experience.game import GameSpec
 from understudy.experience.intake import (
     Intake,
+    check_data_folder,
     create_once,
     deployment_key,
     key_file,
@@ -27,8 +28,6 @@ from understudy.models.objects import FolderObjects, open_objects
 from understudy.models.registry import Registry
 from understudy.ports import Objects
 
-BACKUP_FILE = "backup.json"
-"""The table of contents of a backup; a folder with it is not a data folder."""
 _FINGERPRINTS = "deployment.json"
 """Object with fingerprints of the keys: it distinguishes a lost key from a new deployment, and the
 keys of all machines that share models must match it."""
@@ -87,21 +86,6 @@ def inspect_deployment(data: DataFolder, *, models: str = "") -> Deployment:
     return open_deployment(data, models=models)
 
 
-def why_unusable(data: DataFolder) -> str:
-    """Why a folder cannot be used as a data folder, and the next step; empty if it can be."""
-    if (data.root / BACKUP_FILE).exists():
-        return (
-            f"{data.root} is a backup, which would be changed; restore it to a new folder first: "
-            f"understudy restore {data.root} --keys keep --data NEW"
-        )
-    if data.restoring.exists() and not signing_key(data).exists():
-        return (
-            f"a restore to {data.root} is running or did not finish; run 'understudy restore' with "
-            "the same backup again, or use another data folder"
-        )
-    return ""
-
-
 def has_deployment(data: DataFolder, *, models: str = "") -> bool:
     """Return whether a deployment was created here or at the URL, even if its key was lost."""
     if signing_key(data).exists():
@@ -135,8 +119,7 @@ def _signer(data: DataFolder, objects: Objects, *, is_remote: bool) -> Signer:
     other's models.
     """
     path = signing_key(data)
-    if reason := why_unusable(data):
-        raise ConfigError(reason)
+    check_data_folder(data.root)
     files = {"signatures": path, "pseudonyms": data.root / "key"}
     shared = objects.get(_FINGERPRINTS)
     try:

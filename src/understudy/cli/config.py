@@ -10,6 +10,7 @@ from understudy.backends.data import data_folder
 from understudy.cli.options import common_options, config_option, examples, finish, results
 from understudy.core.errors import ConfigError
 from understudy.core.log import write_file
+from understudy.experience.intake import check_data_folder
 from understudy.platform.config import FILE_NAME, config_file, example, resolve
 
 
@@ -43,6 +44,7 @@ def init(data_text: str | None, as_json: bool, file: Path | None, force: bool) -
             "--force"
         )
     if file is None:
+        check_data_folder(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
     elif not path.parent.is_dir():
         raise ConfigError(
@@ -51,8 +53,9 @@ def init(data_text: str | None, as_json: bool, file: Path | None, force: bool) -
     # A config inside the data folder need not name that folder.
     text = example(str(Path(data_text).expanduser().resolve()) if data_text and file else "")
     write_file(path, text.encode(), mode=0o644)
+    where = f" --data {path.parent}" if file is None else ""
     results(as_json=as_json).print(
-        f"wrote {path}; next: edit it, then understudy config check", soft_wrap=True
+        f"wrote {path}; next: edit it, then understudy config check{where}", soft_wrap=True
     )
     return finish({"file": str(path)}, as_json=as_json)
 

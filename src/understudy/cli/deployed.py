@@ -11,10 +11,10 @@ from understudy.backends.deployment import (
     has_deployment,
     open_deployment,
     signing_key,
-    why_unusable,
 )
 from understudy.backends.specs import RegistrySpecs
 from understudy.core.errors import ConfigError
+from understudy.experience.intake import check_data_folder
 from understudy.platform.config import Config, resolve
 from understudy.ports import FullStore, Specs
 
@@ -28,8 +28,7 @@ def deployment(text: str | None, *, must_exist: bool = False) -> Deployment:
     """The deployment of a data folder; if there is none, it is created, or must_exist raises."""
     config = config_of(text)
     folder = config.folder
-    if reason := why_unusable(folder):
-        raise ConfigError(reason)
+    check_data_folder(folder.root)
     if must_exist and not has_deployment(folder, models=config.models.url):
         raise ConfigError(
             f"{folder.root} contains no deployment; create one with 'understudy up --data "

@@ -21,7 +21,6 @@ from understudy.backends.deployment import (
     has_deployment,
     inspect_deployment,
     signing_key,
-    why_unusable,
 )
 from understudy.backends.local import open_file_stream, open_view
 from understudy.backends.specs import RegistrySpecs
@@ -31,7 +30,7 @@ from understudy.client.spool import count_spooled
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
 from understudy.core.log import sync_data
 from understudy.core.plural import plural
-from understudy.experience.intake import read_key
+from understudy.experience.intake import read_key, why_unusable
 from understudy.platform.config import Config, mask_secrets, resolve
 from understudy.ports import DAMAGED_STREAM
 
@@ -102,7 +101,7 @@ def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[DoctorCh
     yield from _disk(data.root if data is not None else Path(tempfile.gettempdir()))
     if data is not None:
         yield from _certificates(config)
-        if reason := why_unusable(data):
+        if reason := why_unusable(data.root):
             yield DoctorCheck("data folder", "red", reason)  # the message names the next step
             return
         stream = config.stream.url

@@ -142,6 +142,8 @@ def show(data_text: str | None, as_json: bool, model: str) -> int:
     )
     if lineage["steps"]:
         out.print(f"  trained on {count_of(lineage['steps'], 'step')}")
+    if started_from := lineage["config"].get("started_from"):
+        out.print(f"  first weights from {started_from}")
     for text in fields["centre"]:
         out.print(f"  sees {text}", soft_wrap=True, markup=False)
     for name, value in lineage["metrics"].items():

@@ -19,6 +19,7 @@ from understudy.cli.options import (
     results,
 )
 from understudy.core.errors import ConfigError
+from understudy.experience.intake import check_data_folder
 from understudy.platform.config import mask_secrets, resolve
 from understudy.simulation.people import SimulateConfig, Simulation, SimulationProgress
 
@@ -68,6 +69,7 @@ def simulate(
     checks. The command can be killed at any moment and run again on the same folder.
     """
     data = data_folder(data_text)
+    check_data_folder(data.root)
     out = console(as_json=as_json)
     deployed = resolve({"data": data_text}).config
     if url := deployed.stream.url or deployed.store.url:

@@ -11,11 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from understudy.backends.data import DataFolder, count_store
-from understudy.backends.deployment import has_deployment, inspect_deployment, why_unusable
+from understudy.backends.deployment import has_deployment, inspect_deployment
 from understudy.cli.certificates import certificates, check_certificate
 from understudy.cli.options import common_options, count_of, examples, finish, format_count, results
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed
+from understudy.experience.intake import why_unusable
 from understudy.models.catalogue import Catalogue
 from understudy.models.registry import Registry
 from understudy.platform.config import mask_secrets, resolve
@@ -223,7 +224,7 @@ def _games(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The state of each game, and what is wrong with the deployment's models and keys."""
     reports = learner["report"].get("games", {}) if learner else {}
-    damage = [reason] if (reason := why_unusable(data)) else []
+    damage = [reason] if (reason := why_unusable(data.root)) else []
     try:
         if not damage and has_deployment(data, models=models):
             deployment = inspect_deployment(data, models=models)
@@ -311,7 +312,7 @@ def _next(
         for role in roles
         if (error := _window_error(role))
     ]
-    if not any(role["alive"] for role in roles) and not why_unusable(data):
+    if not any(role["alive"] for role in roles) and not why_unusable(data.root):
         advice.append(f"nothing is running; next: understudy up --data {data.root}")
     if lost := counts["quarantined"].get(DAMAGED_STREAM, 0):
         advice.append(

@@ -16,6 +16,10 @@ from understudy.core.names import GameName, PlayerName
 from understudy.experience.frame import MAX_BODY_BYTES, NO_PLAYER, Frame, FrameKind
 from understudy.experience.session import INTAKE_MAX_AGE_S, has_valid_time, refused_session
 
+BACKUP_FILE = "backup.json"
+"""The table of contents of a backup; a folder with it is not a data folder."""
+RESTORING = "restoring"
+"""The folder of a restore that has not finished."""
 KEY_BYTES = 32
 _CHECKSUM_BYTES = 8
 
@@ -29,8 +33,30 @@ def pseudonym(key: bytes, game: str, name: str) -> bytes:
     return hmac.new(key, game.encode() + b"\0" + name.encode(), hashlib.sha256).digest()[:16]
 
 
+def why_unusable(data_folder: Path) -> str:
+    """Why nothing may write to a folder, and the next step; empty if it is a data folder."""
+    if (data_folder / BACKUP_FILE).exists():
+        return (
+            f"{data_folder} is a backup, which would be changed; restore it to a new folder first: "
+            f"understudy restore {data_folder} --keys keep --data NEW"
+        )
+    if (data_folder / RESTORING).exists() and not (data_folder / "signing.key").exists():
+        return (
+            f"a restore to {data_folder} is running or did not finish; run 'understudy restore' "
+            "with the same backup again, or use another data folder"
+        )
+    return ""
+
+
+def check_data_folder(data_folder: Path) -> None:
+    """Raise ConfigError if nothing may write to a folder."""
+    if reason := why_unusable(data_folder):
+        raise ConfigError(reason)
+
+
 def deployment_key(data_folder: Path) -> bytes:
     """The secret key of a data folder, created on first use; all processes get the same key."""
+    check_data_folder(data_folder)
     path = data_folder / "key"
     if not path.exists():
         written = (data_folder / "store" / "store.json", data_folder / "stream")

@@ -172,8 +172,8 @@ class Registry:
         ]
         if damaged:
             problems["spec"] = (
-                f"contents that do not match the name: {', '.join(damaged)}; restore from a "
-                "backup, or start ingest or the game, which register a spec again"
+                f"the contents of {', '.join(damaged)} do not match the name; restore it from a "
+                "backup, or start ingest or the game, which register it again"
             )
         if damage := self._shared(game).damage():
             problems["journal"] = damage

@@ -28,13 +28,13 @@ from typing import Any
 
 import understudy
 from understudy.backends.data import DataFolder
-from understudy.backends.deployment import BACKUP_FILE, open_deployment, signing_key
+from understudy.backends.deployment import open_deployment, signing_key
 from understudy.backends.local import audit_store, summary
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.core.log import FileLock, make_folder, sync_folder, write_file
 from understudy.core.signed import Signer
-from understudy.experience.intake import read_key
+from understudy.experience.intake import BACKUP_FILE, RESTORING, read_key
 from understudy.models.keys import Keys
 from understudy.models.objects import FolderObjects, open_objects
 from understudy.models.registry import Registry
@@ -51,8 +51,8 @@ _JOURNALS = ("keys", "registry")
 _PREFIXES = (*_JOURNALS, "games", "blobs")
 _RESTORE_LOCK = ".restore.lock"
 _STAGE_FILE = ".stage"
-_IN_TARGETS = (_RESTORE_LOCK, DataFolder(Path()).restoring.name, CONFIG_FILE, "lost+found")
-"""Names in a folder that may be restored to; the last one is in the root of every new disk."""
+_IN_TARGETS = (_RESTORE_LOCK, RESTORING, CONFIG_FILE, "lost+found", ".DS_Store")
+"""Names in a folder that may be restored to; systems create the last two by themselves."""
 _SNAPSHOT = re.compile("[0-9a-f]{16}")
 
 

@@ -24,7 +24,7 @@ import structlog
 
 from understudy.backends.addresses import open_store, open_stream
 from understudy.backends.data import DataFolder
-from understudy.backends.deployment import models_folder, open_deployment, why_unusable
+from understudy.backends.deployment import models_folder, open_deployment
 from understudy.backends.local import (
     as_local_store,
     file_stream_folders,
@@ -37,7 +37,7 @@ from understudy.backends.specs import RegistrySpecs, registered_specs
 from understudy.core.errors import ConfigError, StorageFull, Unreachable
 from understudy.core.log import FileLock, make_folder
 from understudy.core.watch import FolderWatch
-from understudy.experience.intake import deployment_key
+from understudy.experience.intake import check_data_folder, deployment_key
 from understudy.ingest.check import check
 from understudy.ingest.service import (
     BatchMark,
@@ -144,6 +144,7 @@ class IngestRole:
         registered games; `open_stream`, `open_store`: open backends outside the data folder;
         `spark`: runs the service's work as Spark tasks.
         """
+        check_data_folder(data.root)
         self._data = data
         self._retention_s = retention_s
         self._keep_s = keep_s
@@ -367,8 +368,6 @@ def open_ingest(data: DataFolder, config: Config) -> IngestRole:
 
 def open_own_ingest(data: DataFolder, config: Config) -> IngestRole:
     """Open ingest into the data folder's own store, with the config's stream and games."""
-    if reason := why_unusable(data):
-        raise ConfigError(reason)
     specs = registered_specs(data, models=config.models.url)
     return IngestRole(
         data,
@@ -381,6 +380,7 @@ def open_own_ingest(data: DataFolder, config: Config) -> IngestRole:
 
 def open_own_store(data: DataFolder, config: Config) -> "LocalStore":
     """Open the data folder's own store without the stream, which may be remote and unreachable."""
+    check_data_folder(data.root)
     return open_local_store(data.store, specs=registered_specs(data, models=config.models.url))
 
 

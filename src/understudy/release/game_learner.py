@@ -220,6 +220,11 @@ class GameLearner:
     def _create_training(self, spec: GameSpec, algorithm: str) -> GameTraining:
         config = self._context.config
         overrides = dict(config.settings.get(algorithm, {}))
+        grid = str(overrides.get("centre", "none")).partition(" ")[0]
+        if grid not in ("", "none", *spec.obs_columns):
+            del overrides[
+                "centre"
+            ]  # settings are those of all games, and this one has no such grid
         preset = None
         if algorithm != "dqn":
             preset = f"{algorithm}-people"
