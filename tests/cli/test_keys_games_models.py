@@ -230,7 +230,10 @@ def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_
     assert "pinball has no models yet" in ask("models show pinball/1", code=2)[1]
     assert "pong/1: restored by a rollback: by hand" in ask("models list pong")[0]
     for line in ("list pinball", "withdraw pinball", "rollback pinball", "repair pinball"):
-        assert "'pinball' is not registered; registered games: pong" in ask(f"models {line}", code=2)[1]
+        assert (
+            "'pinball' is not registered; registered games: pong"
+            in ask(f"models {line}", code=2)[1]
+        )
 
 
 def test_the_cell_from_which_a_model_sees_a_grid_is_shown(ask: Asked, tmp_path: Path):
@@ -311,7 +314,10 @@ def test_damaged_keys_and_specs_are_reported(ask: Asked, tmp_path: Path):
     spec.write_bytes(b"x")
     assert f"{spec.name} cannot be read" in ask("games list", code=2)[1]
     checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
-    assert f"pong (spec): the contents of games/pong/{spec.name} do not match" in checks["models"]["result"]
+    assert (
+        f"pong (spec): the contents of games/pong/{spec.name} do not match"
+        in checks["models"]["result"]
+    )
 
 
 @pytest.mark.parametrize("fate", ["keep", "revoke"])
