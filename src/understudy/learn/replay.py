@@ -239,6 +239,10 @@ class HostReplay:
             self._apply(edit)
         return bool(edits)
 
+    @property
+    def n_chunks(self) -> int:
+        return len(self._ring.spans)
+
     def chunk_ids(self) -> list[ChunkId]:
         """(session, chunk_no) of the chunks in the ring, oldest first."""
         return list(self._ring.spans)
@@ -588,6 +592,8 @@ class ReplaySource:
     def insert(self, chunk: Chunk) -> int:
         self.replay.insert(chunk)
         self._find_bots(chunk)
+        if len(self._bot_rows) > 2 * self.replay.n_chunks:
+            self._drop_bots()
         if self.limiter is not None:
             self.limiter.inserted(chunk.meta.n_steps)
         return chunk.meta.n_steps
@@ -646,6 +652,7 @@ class ReplaySource:
     def weigh(self, players: Mapping[uuid.UUID, bytes]) -> None:
         """Find the weights, by the players of sessions, if the steps have changed."""
         if self._weighed != self.replay.n_edits:
+            self._drop_bots()
             self.weights = self.replay.row_weights(
                 players, self._bot_rows, people_share=self.people_share
             )
@@ -654,10 +661,11 @@ class ReplaySource:
     def _find_bots(self, chunk: Chunk) -> None:
         if self.people_share and (by_bot := ~people_rows(chunk)).any():
             self._bot_rows[chunk.meta.id] = by_bot
-            held = self.replay.chunk_ids()
-            if len(self._bot_rows) > 2 * len(held):  # most have left the replay
-                kept = self._bot_rows.keys() & held
-                self._bot_rows = {key: self._bot_rows[key] for key in kept}
+
+    def _drop_bots(self) -> None:
+        """Forget the rows of chunks that have left the replay."""
+        kept = self._bot_rows.keys() & self.replay.chunk_ids()
+        self._bot_rows = {key: self._bot_rows[key] for key in kept}
 
     def feedback(self, feedback: Feedback) -> Sequence[ChunkId]:
         """Set the priorities of the last draw; evicts and returns chunks that made updates fail."""
