@@ -923,25 +923,28 @@ def named(names: list[str]) -> GameSpec:
     return game_spec("cart", obs=names, actions=2)
 
 
+VERSIONS = [named(["x", "v", "angle", "spin"]), named(["x", "v", "angle", "push"])]
+"""A game before and after an update."""
+ONLY_CLONES = replace(CONFIG, schedule=replace(SCHEDULE, improve_with="bc"))
+
+
 def test_the_first_bot_of_a_new_schema_starts_from_the_champion_of_the_last_one(
     quick_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     first_weights = []
     create = vars(game_training)["Learner"]
 
-    def learner(*given: Any, **more: Any) -> Learner:
-        made: Learner = create(*given, **more)
+    def learner(*arguments: Any, **more: Any) -> Learner:
+        made: Learner = create(*arguments, **more)
         first_weights.append(made.current().weights)
         return made
 
     monkeypatch.setattr(game_training, "Learner", learner)
-    specs = [named(["x", "v", "angle", "spin"]), named(["x", "v", "angle", "push"])]
-    made = recording(DataFolder(quick_path), *specs)
-    made.play(person(0.5), 12, spec=specs[0])
-    config = replace(CONFIG, schedule=replace(SCHEDULE, improve_with="bc"))
-    with role_of(made, config) as role:
+    made = recording(DataFolder(quick_path), *VERSIONS)
+    made.play(person(0.5), 12, spec=VERSIONS[0])
+    with role_of(made, ONLY_CLONES) as role:
         assert until_idle(role)["champion"] == 1
-        made.play(person(0.5), 12, spec=specs[1])
+        made.play(person(0.5), 12, spec=VERSIONS[1])
         until_idle(role)
     old = made.registry().policy("cart", 1).at_temperature(1 / SCHEDULE.temperature).weights
     (_, started) = first_weights
@@ -952,27 +955,25 @@ def test_the_first_bot_of_a_new_schema_starts_from_the_champion_of_the_last_one(
     models = made.registry().catalogue("cart").models
     assert "started_from" not in models[1].lineage.config
     assert models[2].lineage.config["started_from"] == "cart/1"
-    assert made.registry().catalogue("cart").model_of("champion", specs[1].schema) == 2
-    made.play(person(0.5), 24, spec=specs[1])
-    with role_of(made, config) as role:
+    assert made.registry().catalogue("cart").model_of("champion", VERSIONS[1].schema) == 2
+    made.play(person(0.5), 24, spec=VERSIONS[1])
+    with role_of(made, ONLY_CLONES) as role:
         assert until_idle(role)["canary"] == 3
     third = made.registry().catalogue("cart").models[3].lineage
     assert "started_from" not in third.config, "later clones train from new weights"
 
 
 def test_a_damaged_champion_of_the_last_schema_does_not_hinder_the_next(quick_path: Path):
-    specs = [named(["x", "v", "angle", "spin"]), named(["x", "v", "angle", "push"])]
-    made = recording(DataFolder(quick_path), *specs)
-    made.play(person(0.5), 12, spec=specs[0])
-    config = replace(CONFIG, schedule=replace(SCHEDULE, improve_with="bc"))
-    with role_of(made, config) as role:
+    made = recording(DataFolder(quick_path), *VERSIONS)
+    made.play(person(0.5), 12, spec=VERSIONS[0])
+    with role_of(made, ONLY_CLONES) as role:
         assert until_idle(role)["champion"] == 1
     registry = made.registry()
     path = made.data.root / "models" / registry.policy_object(registry.manifest("cart", 1))
     path.write_bytes(b"damaged")
-    made.play(person(0.5), 12, spec=specs[1])
-    with role_of(made, config) as role:
+    made.play(person(0.5), 12, spec=VERSIONS[1])
+    with role_of(made, ONLY_CLONES) as role:
         until_idle(role)
     now = made.registry().catalogue("cart")
-    assert now.model_of("champion", specs[1].schema) == 2
+    assert now.model_of("champion", VERSIONS[1].schema) == 2
     assert "started_from" not in now.models[2].lineage.config
