@@ -57,9 +57,11 @@ from understudy.core.names import new_session  # noqa: E402
 from understudy.experience.chunk import By, Chunk, ChunkMeta, EpisodeNote, RowKind  # noqa: E402
 from understudy.experience.game import GameSpec  # noqa: E402
 from understudy.learn.centre import find_centre  # noqa: E402
+from understudy.learn.held_out import useful_symmetry  # noqa: E402
 from understudy.learn.learner import Learner  # noqa: E402
 from understudy.learn.ranking import Choices, Estimate, RankingConfig, estimates  # noqa: E402
 from understudy.learn.replay import ReplaySource  # noqa: E402
+from understudy.learn.symmetry import find_symmetry  # noqa: E402
 from understudy.nn.policy import Policy  # noqa: E402
 from understudy.release.schedule import LearningSchedule  # noqa: E402
 from understudy.testing.poisoning import ATTACKS, Attack, poison  # noqa: E402
@@ -67,6 +69,8 @@ from understudy.training.settings import RunSettings, TrainRequest, resolve  # n
 
 _PER_CALL = 64
 """Updates in one compiled call."""
+VIEW_STEPS = 4_096
+"""Steps in which the player's cell is looked for."""
 N_PLAYERS = 30
 MALICIOUS_SHARES = (0.01, 0.05, 0.1)
 TOLERANCE = 0.05
@@ -122,11 +126,7 @@ def main() -> int:
     for seed in range(options.seeds):
         steps = recorded(game, spec, options.steps, seed=seed)
         settings = resolve(request, spec)
-        if settings.config.centre == "":
-            centre = find_centre(spec, jax.tree.map(lambda column: column[:4_096], steps))
-            settings = dataclasses.replace(
-                settings, config=dataclasses.replace(settings.config, centre=centre)
-            )
+        settings = with_view(spec, settings, steps)
         began_s = time.monotonic()
         policy = trained(spec, settings, steps, updates=updates, seed=seed)
         minutes = (time.monotonic() - began_s) / 60
@@ -134,7 +134,8 @@ def main() -> int:
         returns = true_returns(game, bot, episodes=options.episodes)
         print(
             f"{options.game} {options.algorithm}, {options.steps} steps, {updates} updates, seed "
-            f"{seed}, centre {settings.config.centre!r}: {scale.place(float(np.mean(returns))):.2f}"
+            f"{seed}, centre {settings.config.centre!r}, symmetry {settings.config.symmetry!r}: "
+            f"{scale.place(float(np.mean(returns))):.2f}"
             f" ({minutes:.1f} minutes)",
             flush=True,
         )
@@ -224,6 +225,32 @@ def batch_of(spec: GameSpec, rows: Iterable[Row]) -> Batch:
         np.ones(len(action), np.float32),
         np.stack(mask) if has_action_mask else None,
         np.stack(next_mask) if has_action_mask else None,
+    )
+
+
+def with_view(spec: GameSpec, settings: RunSettings, steps: Batch) -> RunSettings:
+    """The settings with the player's cell and the mirror images that the service would find.
+
+    The last fifth of the steps is held out to choose among images.
+    """
+    config = settings.config
+    first = jax.tree.map(lambda column: column[:VIEW_STEPS], steps)
+    centre = config.centre or find_centre(spec, first)
+    symmetry = config.symmetry
+    found = "" if symmetry else find_symmetry(spec, centre, first)
+    if found:
+        n_learned = len(steps.action) * 4 // 5
+        symmetry = useful_symmetry(
+            spec,
+            centre=centre,
+            symmetry=found,
+            learned=jax.tree.map(lambda column: column[:n_learned], steps),
+            held_out=jax.tree.map(lambda column: column[n_learned:], steps),
+            temperature=LearningSchedule().temperature,
+            stack=config.stack,
+        )
+    return dataclasses.replace(
+        settings, config=dataclasses.replace(config, centre=centre, symmetry=symmetry)
     )
 
 

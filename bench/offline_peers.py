@@ -16,7 +16,8 @@ of 256 units (for a grid, a convolution of 16 channels, 3 x 3, before them; d3rl
 has one layer after it). Everything else is each side's default.
 
 * Ours: the learner of the service with its presets and schedules. It stops at the service's number
-  of updates, or earlier when the seconds are over; schedules then end with the seconds. Bots play
+  of updates, or earlier when the seconds are over; schedules then end with the seconds, which
+  include the choice of mirror images. Bots play
   at the service's temperature. `released` is what the service would release: the first of bc and
   iql in the ranking by recorded steps where games are ranked, else iql. Its seconds are those of
   both trainings and of the ranking.
@@ -60,7 +61,6 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
     os.environ["JAX_PLATFORMS"] = "cpu"
 
-import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from rich.table import Table  # noqa: E402
 
@@ -79,6 +79,7 @@ from bench.offline import (  # noqa: E402
     learner_of,
     recorded_episodes,
     returns_at_once,
+    with_view,
 )
 from bench.people import GAMES, PeopleGame  # noqa: E402
 from bench.players import print_wide, scale_of, true_returns, truth_chances  # noqa: E402
@@ -89,7 +90,7 @@ from understudy.core.tensors import Array  # noqa: E402
 from understudy.experience.game import GameSpec  # noqa: E402
 from understudy.experience.spaces import Box, Discrete, Space  # noqa: E402
 from understudy.learn.architecture import GRID, cell_codes, grid_channel  # noqa: E402
-from understudy.learn.centre import find_centre, may_have_centre  # noqa: E402
+from understudy.learn.centre import may_have_centre  # noqa: E402
 from understudy.learn.learner import Learner  # noqa: E402
 from understudy.release.candidate_ranking import CandidateRanking, may_rank  # noqa: E402
 from understudy.release.schedule import LearningSchedule  # noqa: E402
@@ -103,7 +104,6 @@ OURS = ("bc", "iql", "released")
 PEERS = {True: ("DiscreteBC", "DiscreteCQL", "DiscreteBCQ"), False: ("BC", "IQL")}
 """d3rlpy's algorithms, for discrete and for continuous actions."""
 STEPS = 30_000
-CENTRE_STEPS = 4_096
 WIDTHS = (256, 256)
 BATCH = 256
 """Those of the service's presets."""
@@ -192,6 +192,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--game", action="append", choices=sorted(GAMES), help=f"default: {', '.join(FOUR)}"
     )
     parser.add_argument("--seeds", type=int, help="default: 3; quick: 1")
+    parser.add_argument("--seed", type=int, help="only this one, counted from 0")
     parser.add_argument("--seconds", type=float, help="of each training; default: 180; quick: 5")
     parser.add_argument("--episodes", type=int, help="of each bot; default: 200; quick: 20")
     parser.add_argument(
@@ -209,6 +210,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name, default, quick in (("seeds", 3, 1), ("seconds", 180.0, 5.0), ("episodes", 200, 20)):
         if getattr(options, name) is None:
             setattr(options, name, quick if options.quick else default)
+    if options.seed is not None and options.seed < 0:
+        parser.error(f"--seed is {options.seed}; pass a number of at least 0")
     for name, lowest in (("seeds", 1), ("seconds", 1), ("episodes", 2), ("threads", 1)):
         number = getattr(options, name)
         if not lowest <= number < 10**6:
@@ -241,8 +244,12 @@ def _asked_rows(options: argparse.Namespace) -> list[Key]:
         (game, algorithm, seed, options.seconds, options.episodes, options.threads)
         for game in options.game
         for algorithm in (*OURS, *_peers_of(game))
-        for seed in range(options.seeds)
+        for seed in _seeds(options)
     ]
+
+
+def _seeds(options: argparse.Namespace) -> Sequence[int]:
+    return range(options.seeds) if options.seed is None else (options.seed,)
 
 
 def _peers_of(game: str) -> tuple[str, ...]:
@@ -380,15 +387,13 @@ class Recorded:
         np.savez(self.file, allow_pickle=False, **rows)
 
     def settings(self, algorithm: str, changes: Mapping[str, Any]) -> RunSettings:
-        """The service's settings, with the centre that it would find."""
+        """The service's settings, with the centre and the mirror images that it would find."""
         preset = f"{algorithm}-people"
         request = TrainRequest(algorithm=algorithm, preset=preset, settings=dict(changes))
         settings = resolve(request, self.spec)
         if not may_have_centre(self.spec):
             return settings
-        some = jax.tree.map(lambda column: column[:CENTRE_STEPS], self.steps)
-        config = dataclasses.replace(settings.config, centre=find_centre(self.spec, some))
-        return dataclasses.replace(settings, config=config)
+        return with_view(self.spec, settings, self.steps)
 
     def peer_request(self, algorithm: str, **fields: Any) -> dict[str, Any]:
         """What d3rlpy's process needs to know."""
@@ -413,7 +418,7 @@ def _measure_returns(
     options: argparse.Namespace, kept: set[Key], add: Callable[[dict[str, Any]], None]
 ) -> None:
     for name in options.game:
-        for seed in range(options.seeds):
+        for seed in _seeds(options):
             fixed = {
                 "game": name,
                 "seed": seed,
@@ -461,10 +466,12 @@ def measure_ours(data: Recorded, options: argparse.Namespace) -> Iterable[dict[s
         updates = getattr(schedule, f"{algorithm}_updates")
         changes = {"steps": updates, "horizon": updates}
         load = load_average()
-        learner = learner_of(
-            data.spec, data.settings(algorithm, changes), data.sent, seed=data.seed
-        )
-        seconds = train(learner, updates=updates, seconds=options.seconds)
+        began_s = time.monotonic()
+        settings = data.settings(algorithm, changes)
+        chosen_s = time.monotonic() - began_s
+        learner = learner_of(data.spec, settings, data.sent, seed=data.seed)
+        seconds = max(1.0, options.seconds - chosen_s)
+        seconds = chosen_s + train(learner, updates=updates, seconds=seconds)
         policies[algorithm] = learner.current()
         bot = policies[algorithm].at_temperature(schedule.temperature)
         rows[algorithm] = {

@@ -130,6 +130,7 @@ def main() -> int:
     )
     loop.add_argument("--steps", type=int, help=f"steps of people; default: {STEPS}")
     loop.add_argument("--seeds", type=int, help="runs of each game; default: 3")
+    loop.add_argument("--seed", type=int, help="only this run of each game, counted from 0")
     loop.add_argument("--keep", action="store_true", help="keep runs of other commits")
     options = parser.parse_args()
     games = [GAMES[options.game]] if options.game else list(GAMES.values())
@@ -137,7 +138,7 @@ def main() -> int:
         if options.seed < 0:
             parser.error(f"--seed is {options.seed}; pass a number of at least 0")
         return _measure_people(games, options)
-    for name, lowest in (("steps", WAIT_EVERY_STEPS), ("seeds", 1)):
+    for name, lowest in (("steps", WAIT_EVERY_STEPS), ("seeds", 1), ("seed", 0)):
         number = getattr(options, name)
         if number is not None and number < lowest:
             parser.error(f"--{name} is {number}; pass a number of at least {lowest}")
@@ -538,13 +539,15 @@ def misses(row: Mapping[str, Any]) -> list[str]:
 
 def _measure_loops(games: Sequence[PeopleGame], options: argparse.Namespace) -> int:
     steps = options.steps or (QUICK_STEPS if options.quick else STEPS)
-    seeds = options.seeds or (1 if options.quick else 3)
+    seeds = range(options.seeds or (1 if options.quick else 3))
+    if options.seed is not None:
+        seeds = range(options.seed, options.seed + 1)
     episodes = QUICK_TRUE_EPISODES if options.quick else TRUE_EPISODES
     out = options.out or (None if options.quick else LOOPS)
     if out and not out.parent.is_dir():
         raise UnderstudyError(f"the folder {out.parent} does not exist; create it, or pass --out")
     rows = _read_rows(out) if out else []
-    asked = [(game.name, seed, steps, episodes) for game in games for seed in range(seeds)]
+    asked = [(game.name, seed, steps, episodes) for game in games for seed in seeds]
     here = commit()
     has_changed = here.endswith("(changed)")
     done = {

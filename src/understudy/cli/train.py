@@ -370,6 +370,7 @@ def _listed(algorithm: str | None) -> dict[str, Any]:
 _OTHERS = {
     "widths": "widths of the layers (--network 64,64)",
     "centre": "a grid's cell that is shown in the middle: 'obs.grid 5' or 'obs.grid obs.y,obs.x'",
+    "symmetry": "mirror images of such a grid to learn from: 'rows 1,0,2,3; columns 0,1,3,2'",
     "network": "a custom network (in Python)",
     "activation": f"activation after each layer: {', '.join(ACTIVATIONS)}",
     "until": "the return at which a run is solved (--until)",

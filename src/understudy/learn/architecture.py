@@ -137,7 +137,7 @@ def _layers(space: Space, *, stack: int, observation_norm: bool) -> tuple[Layer,
     return (*encoding, Flatten())
 
 
-class _ShownFrom(NamedTuple):
+class ShownFrom(NamedTuple):
     """What a `centre` setting says: a grid, and its cell of a channel, or in a row and column."""
 
     grid: str
@@ -161,7 +161,8 @@ def check_centre(centre: str) -> None:
         raise ConfigError(f"centre is {centre[:80]!r}; {_CENTRE_FORMS}")
 
 
-def _shown_from(game: GameSpec, centre: str) -> _ShownFrom:
+def shown_from(game: GameSpec, centre: str) -> ShownFrom:
+    """What a `centre` setting says about a game; ConfigError if it does not fit."""
     parts = _CENTRE.fullmatch(centre)
     space = game.obs_columns.get(parts["grid"]) if parts else None
     if parts and space is not None:
@@ -173,7 +174,7 @@ def _shown_from(game: GameSpec, centre: str) -> _ShownFrom:
         if axis is not None and (channel >= 0 or (row and column)):
             n_channels = space.shape[axis] if codes is None else codes.n
             if channel < n_channels:
-                return _ShownFrom(parts["grid"], codes, axis, channel, row, column)
+                return ShownFrom(parts["grid"], codes, axis, channel, row, column)
     raise ConfigError(
         f"centre is {centre!r}; {_CENTRE_FORMS}; {game.game} has the columns "
         f"{', '.join(game.obs_columns)}"
@@ -184,7 +185,7 @@ def _centred(
     game: GameSpec, inputs: Mapping[str, Input], centre: str, *, stack: int
 ) -> dict[str, Input]:
     """The input of a grid, shown from one of its cells."""
-    grid, codes, axis, channel, row, column = _shown_from(game, centre)
+    grid, codes, axis, channel, row, column = shown_from(game, centre)
     space = game.obs_columns[grid]
     encoding: tuple[Layer, ...] = (codes,) if codes is not None else inputs[grid].layers
     # Small numbers need no norm, with which the same thing would look different on each cell.

@@ -58,6 +58,18 @@ def find_centre(game: GameSpec, steps: Batch) -> str:
     return best
 
 
+def moves_of(game: GameSpec, centre: str, steps: Batch) -> tuple[Floats, Array]:
+    """The moves of that cell, down and across (float64[n, 2]), and the actions before them.
+
+    Moves that are farther than one step, such as to a new start, are left out.
+    """
+    for name, moves, actions in _candidates(game, steps):
+        if name == centre:
+            is_near = (np.abs(moves) <= _MAX_MOVE).all(1)
+            return moves[is_near], actions[is_near]
+    return np.zeros((0, 2)), np.zeros(0, np.int32)
+
+
 def may_have_centre(game: GameSpec) -> bool:
     """Whether the game has a grid, or numbers that may be one."""
     spaces = game.obs_columns.values()
@@ -96,7 +108,8 @@ def _candidates(game: GameSpec, steps: Batch) -> Iterator[tuple[str, Floats, Arr
             is_xy = _is_xy(start, before)
             if is_xy is not None:
                 row, column = names[::-1] if is_xy else names
-                yield f"{grid} {row},{column}{values}", end - start, steps.action
+                moves = (end - start)[:, ::-1] if is_xy else end - start
+                yield f"{grid} {row},{column}{values}", moves, steps.action
 
 
 def _codes_in(cells: Array) -> OneHot | None:

@@ -39,7 +39,7 @@ _FAR = 1_000.0
 _MIN_PLAYERS_TO_DIFFER = 3
 _MIN_PLAYERS_FOR_DEFENCE = 10
 """The number of players from which on a tenth of them may lie."""
-_EPISODES_PER_DOUBLING = 10
+_EPISODES_PER_DOUBLING = 5
 """Episodes of canary and champion together after which the canary's share doubles."""
 _SPENDING_SUM = 2.11
 """Above the sum of 1 / (n log(n)^2) over all n from 2, which is 2.1097."""

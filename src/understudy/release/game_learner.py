@@ -222,9 +222,9 @@ class GameLearner:
         overrides = dict(config.settings.get(algorithm, {}))
         grid = str(overrides.get("centre", "none")).partition(" ")[0]
         if grid not in ("", "none", *spec.obs_columns):
-            del overrides[
-                "centre"
-            ]  # settings are those of all games, and this one has no such grid
+            # Settings are those of all games, and this one has no such grid.
+            del overrides["centre"]
+            overrides.pop("symmetry", None)
         preset = None
         if algorithm != "dqn":
             preset = f"{algorithm}-people"

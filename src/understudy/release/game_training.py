@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import jax
+import numpy as np
+
 import understudy
 from understudy.backends.data import DataFolder
 from understudy.core.clock import Clock
@@ -16,7 +19,9 @@ from understudy.core.tensors import Array
 from understudy.experience.chunk import CONSENTS
 from understudy.experience.game import GameSpec
 from understudy.learn.centre import find_centre, may_have_centre
+from understudy.learn.held_out import useful_symmetry
 from understudy.learn.learner import Learner
+from understudy.learn.symmetry import find_symmetry
 from understudy.learn.warm_start import warm_start
 from understudy.models.gate import Bounds, ModelCheck
 from understudy.models.manifest import Lineage
@@ -35,6 +40,9 @@ from understudy.training.follower import StoreFollower
 from understudy.training.from_store import FromStore
 from understudy.training.settings import RunSettings
 from understudy.training.training_job import Checkpoints, TrainingJob
+
+_CHOICE_STEPS = 16_384
+"""Steps on which clones are trained to choose among settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +126,9 @@ class GameTraining:
         self._on_guarded = on_guarded
         self._metrics: Mapping[str, float] = {}
         # Another schema, setting or seed is another training, in another folder; one of an earlier
-        # version, which had neither a centre nor a share for people, is continued.
+        # version, which had neither a centre, mirror images nor a share for people, is continued.
         config = context.config
-        text = settings.to_toml().replace('centre = ""\n', "")
+        text = settings.to_toml().replace('centre = ""\n', "").replace('symmetry = ""\n', "")
         identity = f"{spec.schema} {text} {config.learn_from} {config.seed}"
         people_share = config.schedule.people_share
         if self.algorithm != "bc" and people_share != LearningSchedule().people_share:
@@ -137,13 +145,15 @@ class GameTraining:
             self._set_aside(error)
         has_network = getattr(settings.config, "network", None) is not None
         self._finds_centre = getattr(settings.config, "centre", None) == "" and not has_network
+        self._finds_symmetry = getattr(settings.config, "symmetry", None) == "" and not has_network
         if checkpoint is not None and not checkpoint.facts.get("started_from"):
             self._start = None  # a later training, or one of an earlier version
         self._create_engine()
         try:
             if checkpoint is not None:
-                if self._finds_centre and (centre := checkpoint.facts.get("centre")):
-                    self._show_from(centre)
+                view = [checkpoint.facts.get(name, "") for name in ("centre", "symmetry")]
+                if any(view):
+                    self._show(*view)
                 self._job.restore(checkpoint)
                 self.marks = Marks(**checkpoint.facts["marks"])
                 self._started_from = checkpoint.facts.get("started_from", "")
@@ -240,8 +250,8 @@ class GameTraining:
         """
         if self.marks.updates and self.algorithm != "dqn":
             self._restart()
-        if not self.updates and self._finds_centre:
-            self._find_centre()
+        if not self.updates and (self._finds_centre or self._finds_symmetry):
+            self._find_view()
         if is_first and not self.updates and not self.engine.has_held_out:
             self.engine.hold_out()
             self._save()
@@ -249,23 +259,51 @@ class GameTraining:
             self._save()  # so that there is a checkpoint to restore
         self._job.step()
 
-    def _find_centre(self) -> None:
-        """Show the game's grid from the player's cell, if the steps tell which one that is."""
+    def _find_view(self) -> None:
+        """Show the game's grid from the player's cell, and its mirror images, if the steps tell."""
         if not may_have_centre(self.spec) or not self.engine.learner.may_step:
             return
-        centre = find_centre(self.spec, self.engine.learned_sample())
-        if centre != self.settings.config.centre:
-            self._show_from(centre)
-            self.engine.follow()
+        config = self.settings.config
+        steps = self.engine.learned_sample()
+        centre = find_centre(self.spec, steps) if self._finds_centre else config.centre
+        symmetry = config.symmetry
+        if self._finds_symmetry:
+            symmetry = self._useful_symmetry(centre, find_symmetry(self.spec, centre, steps))
+        is_new = (centre, symmetry) != (config.centre, config.symmetry)
+        if is_new or self.engine.has_held_out:
+            self._show(centre, symmetry)
+            self.engine.follow()  # reads also what was held out in order to choose
 
-    def _show_from(self, centre: str) -> None:
-        """Replace the engine, which has not trained yet, by one whose network has this centre."""
-        config = replace(self.settings.config, centre=centre)
-        settings = replace(self.settings, config=config)
+    def _useful_symmetry(self, centre: str, symmetry: str) -> str:
+        """The mirror images with which clones predict held-out steps as well as with the best."""
+        if not symmetry:
+            return ""
+        self.engine.hold_out()
+        held_out = self.engine.held_out()
+        if not held_out or not self.engine.learner.may_step:
+            return ""
+        return useful_symmetry(
+            self.spec,
+            centre=centre,
+            symmetry=symmetry,
+            learned=self.engine.learned_sample(_CHOICE_STEPS),
+            held_out=jax.tree.map(lambda *columns: np.concatenate(columns), *held_out),
+            temperature=self._context.config.schedule.temperature,
+            stack=self.settings.config.stack,
+        )
+
+    def _show(self, centre: str, symmetry: str) -> None:
+        """Replace the engine, which has not trained yet, by one with this centre and these images.
+
+        Without both if its network would be larger than a bot may be.
+        """
+        found = {"centre": centre} if self._finds_centre else {}
+        found |= {"symmetry": symmetry} if self._finds_symmetry else {}
+        settings = replace(self.settings, config=replace(self.settings.config, **found))
         if network_bytes(settings, self.spec) <= self._context.config.budget.max_bytes:
-            self.engine.close()
             self.settings = settings
-            self._create_engine()
+        self.engine.close()
+        self._create_engine()
 
     def check_with_people(self) -> ModelCheck | None:
         """How the current policy compares with the held-out steps; None if they are too few."""
@@ -326,9 +364,15 @@ class GameTraining:
             self._save()
 
     def _save(self) -> None:
-        centre = getattr(self.settings.config, "centre", "")
-        facts = {"marks": asdict(self.marks), "centre": centre, "started_from": self._started_from}
-        self._job.save(facts=facts)
+        config = self.settings.config
+        self._job.save(
+            facts={
+                "marks": asdict(self.marks),
+                "centre": getattr(config, "centre", ""),
+                "symmetry": getattr(config, "symmetry", ""),
+                "started_from": self._started_from,
+            }
+        )
         self.saved_s = self._context.clock.monotonic()
 
     def _handle_event(self, event: Event) -> None:

@@ -35,7 +35,7 @@ class LearningSchedule:
     """Steps of people, with consent, that are needed for the first clone."""
     bc_updates: int = 2_048
     """Updates before a clone is released."""
-    growth: float = 2.0
+    growth: float = 1.5
     """Factor by which the steps must grow before bc or iql restart from new weights."""
     improve_with: str = "iql"
     """The algorithm that is to play better than people: iql, dqn (discrete actions only), or bc

@@ -15,6 +15,7 @@ from understudy.experience.game import GameSpec
 from understudy.learn import flat, networks
 from understudy.learn.adam import Adam, norm_of
 from understudy.learn.architecture import check_centre, network_for, policy_outputs
+from understudy.learn.symmetry import Symmetry, check_symmetry
 from understudy.nn.heads import Head, head_for
 from understudy.nn.network import NetworkSpec
 from understudy.nn.policy import Policy
@@ -41,10 +42,16 @@ class BcConfig:
     `obs.grid obs.y,obs.x` or `obs.grid obs.place[0],obs.place[1]`, the one in this row and column.
     ` of 0..6` after it makes plain numbers codes of cells. If it is empty, the learner service
     finds it, unless it is `none`."""
+    symmetry: str = ""
+    """With a centre: mirror images of the grid that are learned from, too, and for each the action
+    that takes the place of action 0, 1 and so on: `rows 1,0,2,3; columns 0,1,3,2; swap 2,3,0,1`, if
+    the actions are north, south, west and east. If it is empty, the learner service finds it and
+    tries it on held-out steps, unless it is `none`."""
     max_gradient: float = setting(10.0, 1e-3, 1e6, "largest gradient norm")
 
     def __post_init__(self) -> None:
         check_centre(self.centre)
+        check_symmetry(self.symmetry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +103,10 @@ class Bc:
         )
 
     @cached_property
+    def _symmetry(self) -> Symmetry:
+        return Symmetry(self.game, self.config.centre, self.config.symmetry)
+
+    @cached_property
     def _adam(self) -> Adam:
         return Adam(self.config.max_gradient, epsilon=1e-8)
 
@@ -125,6 +136,7 @@ class Bc:
         self, state: BcState, batch: Batch, knobs: Mapping[str, Any]
     ) -> tuple[BcState, Feedback]:
         """One gradient step towards the recorded actions."""
+        batch = self._symmetry.mirrored(batch)
         weights = flat.observe(self.network, state.weights, batch.obs, limits=batch.obs_limits)
         loss_of = jax.value_and_grad(self._loss, has_aux=True)
         (loss, logp), grads = loss_of(flat.unpack(self.network, weights), batch, knobs)

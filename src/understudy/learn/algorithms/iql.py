@@ -22,6 +22,7 @@ from understudy.experience.game import GameSpec
 from understudy.learn import flat, networks
 from understudy.learn.adam import Adam, norm_of
 from understudy.learn.architecture import check_centre, network_for, policy_outputs
+from understudy.learn.symmetry import Symmetry, check_symmetry
 from understudy.nn.heads import Head, head_for
 from understudy.nn.network import Dense, Input, Layer, NetworkSpec
 from understudy.nn.policy import Policy
@@ -52,10 +53,16 @@ class IqlConfig:
     `obs.grid obs.y,obs.x` or `obs.grid obs.place[0],obs.place[1]`, the one in this row and column.
     ` of 0..6` after it makes plain numbers codes of cells. If it is empty, the learner service
     finds it, unless it is `none`."""
+    symmetry: str = ""
+    """With a centre: mirror images of the grid that are learned from, too, and for each the action
+    that takes the place of action 0, 1 and so on: `rows 1,0,2,3; columns 0,1,3,2; swap 2,3,0,1`, if
+    the actions are north, south, west and east. If it is empty, the learner service finds it and
+    tries it on held-out steps, unless it is `none`."""
     max_gradient: float = setting(10.0, 1e-3, 1e6, "largest gradient norm of each network")
 
     def __post_init__(self) -> None:
         check_centre(self.centre)
+        check_symmetry(self.symmetry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +162,10 @@ class Iql:
         )
 
     @cached_property
+    def _symmetry(self) -> Symmetry:
+        return Symmetry(self.game, self.config.centre, self.config.symmetry)
+
+    @cached_property
     def _adam(self) -> Adam:
         return Adam(self.config.max_gradient, epsilon=1e-8)
 
@@ -199,6 +210,7 @@ class Iql:
         Rewards are divided by their root mean square so far, and advantages by their mean size in
         the batch, so that no setting depends on the size of a game's rewards.
         """
+        batch = self._symmetry.mirrored(batch)
         is_valid = jnp.abs(batch.reward) < MAX_ERROR
         square = jnp.square(jnp.where(is_valid, batch.reward, 0.0)).mean()
         updates = state.updates + 1
