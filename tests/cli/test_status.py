@@ -156,6 +156,22 @@ def test_a_learner_with_an_unreachable_store_is_unhealthy(tmp_path: Path, held: 
     assert look(tmp_path / "two")["ok"]
 
 
+@pytest.mark.parametrize("field", ["error", "failing"])
+def test_a_training_that_fails_is_unhealthy_and_named_in_one_line(
+    tmp_path: Path, held: ExitStack, capsys: pytest.CaptureFixture[str], field: str
+):
+    """A learner of an earlier version reports only `error`."""
+    failing = LEARNT | {field: "steps is -1; pass a number above 0", "next": ""}
+    leave(tmp_path, "learner", held, report={"games": {GAME.game: failing}}, at_s=4e9)
+    (line,) = look(tmp_path)["next"]
+    assert line == (
+        "pong: training fails and is repeated: steps is -1; pass a number above 0; if the reason "
+        f"is not clear, next: understudy doctor --data {tmp_path}"
+    )
+    assert run_command(["status", "--data", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.count("steps is -1") == 1
+
+
 def test_a_gateway_that_cannot_store_is_unhealthy(
     tmp_path: Path, held: ExitStack, capsys: pytest.CaptureFixture[str]
 ):

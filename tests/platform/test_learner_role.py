@@ -668,6 +668,30 @@ def test_an_algorithm_that_keeps_failing_is_given_up_once_and_clones_continue(
     assert (status["phase"], status["gave_up"], status["error"]) == ("iql", "", "")
 
 
+def test_a_training_that_keeps_failing_is_reported_while_it_works_in_between(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
+    step = FromStore.step
+    n_calls = 0
+
+    def fails_every_second_time(engine: FromStore) -> bool:
+        nonlocal n_calls
+        n_calls += 1
+        return n_calls % 2 == 1 and step(engine)
+
+    monkeypatch.setattr(FromStore, "step", fails_every_second_time)
+    made.play(person(0.5), 12)
+    seen = []
+    with role_of(made) as role:
+        for _ in range(3):
+            until_idle(role)
+            made.clock.advance(31)
+            role.step()
+            seen.append(role.status()["games"]["cart"])
+    assert [game["error"] for game in seen] == ["", "", ""]
+    assert [game["failing"][:25] for game in seen] == ["", *["updates are still not fin"] * 2]
+
+
 # --- one learner at a time, killed at any moment --------------------------------------------------
 
 

@@ -114,9 +114,8 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
         out.print(f"  skills: {skills}", soft_wrap=True)
     for line in game.get("schedule", ()):
         out.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
-    for problem in ("gave_up", "error"):
-        if game.get(problem):
-            out.print(f"  [red]{escape(game[problem])}[/]", soft_wrap=True)
+    if game.get("gave_up"):
+        out.print(f"  [red]{escape(game['gave_up'])}[/]", soft_wrap=True)
 
 
 def _returns(game: dict[str, Any]) -> str:
@@ -192,6 +191,7 @@ def platform_status(
         and not has_damage
         and not is_stuck
         and not damage
+        and not any(_failing(game) for game in games)
         and all(is_valid for is_valid, _ in tls),
         "url": gateway["report"].get("url") if gateway else None,
         "roles": roles,
@@ -212,6 +212,11 @@ def platform_status(
 def _storage_error(role: dict[str, Any]) -> str:
     """Why a running role cannot write at the moment; empty if it can write."""
     return str(role["report"].get("storage_error", "")) if role["alive"] else ""
+
+
+def _failing(game: dict[str, Any]) -> str:
+    """Why the training of a game fails, now or again and again; empty if it does not."""
+    return str(game.get("failing") or game.get("error") or "")
 
 
 def _window_error(role: dict[str, Any]) -> str:
@@ -274,6 +279,7 @@ def _shown(report: dict[str, Any]) -> dict[str, Any]:
         "why",
         "missing_steps",
         "error",
+        "failing",
         "gave_up",
         "schedule",
         "updates",
@@ -335,6 +341,11 @@ def _next(
             "next: understudy data quarantine list shows what fills it"
         )
     for game in games:
+        if error := _failing(game):
+            advice.append(
+                f"{game['game']}: training fails and is repeated: {error}; if the reason is not "
+                f"clear, next: understudy doctor --data {data.root}"
+            )
         if game.get("next"):
             advice.append(f"{game['game']}: {game['next']}")
         advice += [

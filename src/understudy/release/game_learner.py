@@ -466,6 +466,8 @@ class GameLearner:
             "why": self._next.why,
             "missing_steps": self._next.missing_steps,
             "error": self._error,
+            # Between two failures a training may work for a while.
+            "failing": self._error or (self._logged_error if self._n_failures > 1 else ""),
             "gave_up": self._gave_up_why,
             "schedule": schedule_text(
                 context.config.schedule,
