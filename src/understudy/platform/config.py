@@ -400,7 +400,8 @@ class Config:
         _check_sections(self)
         if "gateway" in self.roles:
             _check_hosts(self.gateway)
-            _ = self.listen, self.gateway_config
+            self.listen.check_key_pair()
+            _ = self.gateway_config
         check_backends(stream=self.stream.url, store=self.store.url)
         if self.ingest.keep_days and self.store.url:
             raise ConfigError(

@@ -100,6 +100,21 @@ class Listen:
                     "such as 10.0.0.7 or 10.0.0.0/8"
                 ) from None
 
+    def check_key_pair(self) -> None:
+        """Raise ConfigError if the TLS files, if there are any, are no certificate and its key."""
+        if self.certificate is None:
+            return
+        try:
+            # With a passphrase, so that OpenSSL does not ask for that of an encrypted key.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                self.certificate, self.certificate_key, password=""
+            )
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"{self.certificate} and {self.certificate_key} are not a certificate and its "
+                f"key: {error}; pass both as PEM files, the key without a passphrase"
+            ) from None
+
 
 class GatewayServer:
     """Serves a gateway until `stop`; the constructor binds the socket and sets `url`."""
@@ -161,18 +176,8 @@ class _Uvicorn(uvicorn.Server):
             ssl_certfile=listen.certificate,
             ssl_keyfile=listen.certificate_key,
         )
-        try:
-            if listen.certificate is not None:
-                # With a passphrase, so that OpenSSL does not ask for that of an encrypted key.
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-                    listen.certificate, listen.certificate_key, password=""
-                )
-            config.load()
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                f"{listen.certificate} and {listen.certificate_key} are not a certificate and its "
-                f"key: {error}; pass both as PEM files, the key without a passphrase"
-            ) from None
+        listen.check_key_pair()
+        config.load()
         super().__init__(config)
 
     @contextlib.contextmanager
