@@ -312,12 +312,29 @@ def test_damaged_keys_and_specs_are_reported(ask: Asked, tmp_path: Path):
     assert "understudy keys repair" in ask("keys create", code=1)[1]
     (spec,) = (models / "games" / "pong").iterdir()
     spec.write_bytes(b"x")
-    assert f"{spec.name} cannot be read" in ask("games list", code=2)[1]
+    ask("games add rally --obs 4 --actions up,down")
+    table = ask("games list", code=1)[0]
+    assert "│ rally │" in table
+    assert f"! pong: its spec is damaged: the contents of games/pong/{spec.name} do" in table
+    first, second = ask.json("games list", code=1)["games"]
+    assert (first["schemas"], list(first["damage"]), second["damage"]) == ([], ["spec"], {})
     checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
     assert (
         f"pong (spec): the contents of games/pong/{spec.name} do not match"
         in checks["models"]["result"]
     )
+    assert ask.json("games add pong --obs 2 --actions up,down")["is_new"]
+    assert ask.json("games list")["games"][0]["damage"] == {}
+
+
+def test_a_damaged_journal_of_one_game_does_not_hide_the_others(ask: Asked, tmp_path: Path):
+    ask(f"models add {a_run(tmp_path / 'one')}")
+    ask("games add rally --obs 4 --actions up,down")
+    for entry in (tmp_path / "D" / "models" / "registry" / "pong").iterdir():
+        entry.unlink()
+    listed = ask("games list", code=1)[0]
+    assert "│ rally │" in listed
+    assert "! pong: its journal is damaged: " in listed
 
 
 @pytest.mark.parametrize("fate", ["keep", "revoke"])

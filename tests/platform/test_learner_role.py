@@ -514,6 +514,15 @@ def test_a_kill_during_a_restart_keeps_the_last_release(made: Recording, has_beg
     assert list((made.data.root / "learner" / "cart").iterdir()) == [folder]
 
 
+def test_a_damaged_spec_of_an_earlier_schema_does_not_stop_the_training(made: Recording):
+    earlier = game_spec("cart", obs=3, actions=2)
+    made.registry().register(earlier)
+    (made.data.games / "cart" / f"{earlier.schema}.json").write_bytes(b"x")
+    made.play(person(0.5), 12)
+    with role_of(made) as role:
+        assert until_idle(role)["champion"] == 1
+
+
 def test_a_release_that_was_not_judged_is_judged_by_the_next_learner(made: Recording):
     def unreachable(*_: Any) -> Any:
         raise Unreachable("nobody answers")

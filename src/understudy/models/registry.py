@@ -473,14 +473,17 @@ class Registry:
         """The game's spec with this schema, or None; SpecError when it is damaged."""
         return self._spec(f"games/{game_name(game)}/{schema}.json")
 
-    def specs(self, game: str) -> Sequence[GameSpec]:
-        """Every spec of a game."""
-        names = self._objects.list(f"games/{game_name(game)}")
-        return [
-            spec
-            for name in names
-            if name.endswith(".json") and (spec := self._spec(name)) is not None
-        ]
+    def specs(self, game: str, *, skips_damaged: bool = False) -> Sequence[GameSpec]:
+        """Every spec of a game; SpecError for one that cannot be read, unless it is skipped."""
+        specs = []
+        for name in self._objects.list(f"games/{game_name(game)}"):
+            try:
+                if name.endswith(".json") and (spec := self._spec(name)) is not None:
+                    specs.append(spec)
+            except SpecError:
+                if not skips_damaged:
+                    raise
+        return specs
 
     def _spec(self, name: str) -> GameSpec | None:
         raw = self._objects.get(name)

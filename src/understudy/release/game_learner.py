@@ -144,9 +144,10 @@ class GameLearner:
             learn_from=context.config.learn_from,
         )
         if self._spec is None or self._spec.schema != schema:
-            self._spec = next(
-                (spec for spec in context.registry.specs(self.game) if spec.schema == schema), None
-            )
+            # Only this one is read: an earlier one may be damaged.
+            registered = context.registry.spec(self.game, schema) if schema else None
+            is_intact = registered is not None and registered.schema == schema
+            self._spec = registered if is_intact else None
         spec = self._spec
         if spec is None:
             self._next = Next(
