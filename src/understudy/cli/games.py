@@ -8,12 +8,12 @@ from rich.markup import escape
 
 from understudy.cli.deployed import deployment
 from understudy.cli.options import (
+    ResultTable,
     common_options,
     console,
     examples,
     finish,
     import_from_here,
-    result_table,
     results,
 )
 from understudy.core.errors import ConfigError, Corrupt
@@ -98,7 +98,7 @@ def list_games(data_text: str | None, as_json: bool) -> int:
                 "damage": registry.damage(name),
             }
         )
-    table = result_table(
+    table = ResultTable(
         "game", "observations", "actions", "schemas", "models", "champion", "canary"
     )
     for row in rows:
