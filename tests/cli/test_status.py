@@ -295,6 +295,27 @@ def test_the_rest_is_shown_while_models_are_unreachable(
         assert words in said
 
 
+def test_steps_and_bots_are_shown_by_schema_if_a_game_has_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
+):
+    data = tmp_path / "D"
+    release_run(open_deployment(DataFolder(data)), a_run(tmp_path / "one"))
+    first = GAME.schema
+    second = "ab" * 32
+    learned = LEARNT | {"schema": first, "schema_steps": {first: 1_000, second: 120}}
+    leave(data, "learner", held, report={"games": {GAME.game: learned}}, at_s=4e9)
+    assert look(data)["games"][0]["schema_steps"] == {first: 1_000, second: 120}
+    assert run_command(["status", "--data", str(data)]) == 0
+    said = capsys.readouterr().out
+    assert f"  schema {first[:12]}: 1 000 steps, champion pong/1, trained now\n" in said
+    assert "  schema abababababab: 120 steps, no bot yet\n" in said
+    held.close()
+    learned["schema_steps"] = {first: 1_000}
+    leave(data, "learner", held, report={"games": {GAME.game: learned}}, at_s=4e9)
+    assert run_command(["status", "--data", str(data)]) == 0
+    assert "schema " not in capsys.readouterr().out.replace("of its schema", "")
+
+
 def test_the_text_output_shows_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
 ):

@@ -464,8 +464,11 @@ class GameLearner:
             "game": self.game,
             "phase": training.algorithm if training else "",
             "doing": self._next.action,
+        schemas = context.store_stats.schemas.get(self.game, {})
             "why": self._next.why,
             "missing_steps": self._next.missing_steps,
+            "schema": spec.schema if spec else None,
+            "schema_steps": {name: stored.steps.total() for name, stored in schemas.items()},
             "error": self._error,
             # Between two failures a training may work for a while.
             "failing": self._error or (self._logged_error if self._n_failures > 1 else ""),

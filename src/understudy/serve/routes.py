@@ -28,6 +28,7 @@ from understudy.serve.api import JSON, Answer, ApiRoute, Call
 from understudy.serve.bots import newest_of
 from understudy.serve.intake import Admitted, close_of, frame_of
 
+from understudy.serve.state import GameProgress
 POLICY_TYPE = "application/vnd.understudy.policy"
 _KIB = 1024
 _INLINE_BYTES = 512 * _KIB
@@ -103,13 +104,16 @@ async def show_game(call: Call) -> Answer:
     specs = await call.gateway_state.specs.of(call.game)
     catalogue = await _catalogue(call)
     return Answer(
+    progress = call.gateway_state.progress.get(call.game, GameProgress())
         wire.GameInfo(
             game=call.game,
             schemas=sorted(specs),
             champion=catalogue.model_of("champion"),
             canary=catalogue.model_of("canary"),
             champions={pointer.schema: pointer.model_no for pointer in catalogue.live("champion")},
-            missing_steps=call.gateway_state.missing_steps.get(call.game),
+            missing_steps=progress.missing_steps,
+            trained_schema=progress.schema,
+            steps=dict(progress.schema_steps),
         )
     )
 

@@ -400,6 +400,18 @@ class MemoryBudget:
 
 
 @dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GameProgress:
+    """What the learner reports of a game."""
+
+    missing_steps: int | None = None
+    """Steps to its next candidate."""
+    schema: str | None = None
+    """The schema that is trained now."""
+    schema_steps: Mapping[str, int] = field(default_factory=dict)
+    """Recorded steps, by schema."""
+
+
 class GatewayState:
     """What the routes use; created on the event loop that runs them."""
 
@@ -413,8 +425,8 @@ class GatewayState:
     is_ready: bool = field(default=False, init=False)
     roles: Mapping[str, str] = field(default_factory=dict, init=False)
     """The state of each role that runs beside this gateway, by name; `/readyz` returns it."""
-    missing_steps: Mapping[str, int] = field(default_factory=dict, init=False)
-    """Steps to each game's next candidate, if the learner runs beside this gateway."""
+    progress: Mapping[str, GameProgress] = field(default_factory=dict, init=False)
+    """Of each game, if the learner runs beside this gateway."""
 
     disk: ThreadPoolExecutor = field(init=False)
     """Threads that read and write the registry."""

@@ -180,6 +180,10 @@ class GameInfo(Struct, frozen=True, kw_only=True):
     missing_steps: int | None = None
     """Steps to record before the next candidate, or the first bot, is trained; null: not known."""
 
+    trained_schema: str | None = None
+    """The schema that is trained now; null: not known."""
+    steps: dict[str, int]
+    """Recorded steps of every schema, as far as they are known."""
 
 class Registered(Struct, frozen=True, kw_only=True):
     """A registered spec and its schema."""
