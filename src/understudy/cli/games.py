@@ -18,7 +18,7 @@ from understudy.cli.options import (
 )
 from understudy.core.errors import ConfigError, Corrupt
 from understudy.experience.game import GameSpec, game_spec, spec_from_json
-from understudy.experience.spaces import Discrete
+from understudy.experience.spaces import describe
 from understudy.models.catalogue import Catalogue
 from understudy.models.registry import Registry
 from understudy.platform.config import resolve
@@ -200,20 +200,10 @@ def _fields(spec: GameSpec) -> dict[str, Any]:
     return {
         "game": spec.game,
         "schema": spec.schema,
-        "observation": _shapes(spec.obs),
-        "actions": _shapes(spec.action),
+        "observation": describe(spec.obs),
+        "actions": describe(spec.action),
     }
 
 
 def _summary(spec: GameSpec) -> str:
-    return f"observations {_shapes(spec.obs)}, actions {_shapes(spec.action)}"
-
-
-def _shapes(spaces: Any) -> str:
-    shapes = {
-        path: f"{space.n} choices"
-        if isinstance(space, Discrete)
-        else f"{space.dtype}{list(space.shape)}"
-        for path, space in spaces.items()
-    }
-    return "; ".join(f"{path + ': ' if path else ''}{shape}" for path, shape in shapes.items())
+    return f"observations {describe(spec.obs)}, actions {describe(spec.action)}"

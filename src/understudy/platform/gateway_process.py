@@ -17,6 +17,7 @@ from understudy.backends.addresses import open_stream
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
 from understudy.core.clock import Clock
+from understudy.core.wording import shortened
 from understudy.experience.intake import deployment_key
 from understudy.platform.children import report, run_role, stop_with_parent
 from understudy.platform.config import Config
@@ -181,7 +182,7 @@ def _figures(state: GatewayState) -> dict[str, Any]:
     return {
         **totals,
         "waiting_bytes": state.appender.waiting_bytes,
-        "storage_error": state.appender.error[:300],
+        "storage_error": shortened(state.appender.error, 1000),
     }
 
 

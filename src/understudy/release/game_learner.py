@@ -22,6 +22,7 @@ import structlog
 
 from understudy.core.errors import ConfigError, Corrupt, Fenced, LearningFailed, UnderstudyError
 from understudy.core.plural import plural
+from understudy.core.wording import shortened
 from understudy.experience.game import GameSpec
 from understudy.experience.skill import DEFAULT_NOISE
 from understudy.models.calibration import calibrate, has_moved, is_due, measured
@@ -99,7 +100,10 @@ class GameLearner:
         except UnderstudyError as error:
             if str(error) != self._logged_error:
                 _log.error(
-                    "learning_failed", game=self.game, error=str(error)[:300], retry_in_s=_RETRY_S
+                    "learning_failed",
+                    game=self.game,
+                    error=shortened(str(error), 500),
+                    retry_in_s=_RETRY_S,
                 )
             self._error = self._logged_error = str(error)
             self._next = Next(
@@ -128,7 +132,7 @@ class GameLearner:
         self._n_failures = 0
         self._error = ""
         self._retry_at_s = 0.0
-        _log.error("algorithm_given_up", game=self.game, why=self._gave_up_why[:500])
+        _log.error("algorithm_given_up", game=self.game, why=shortened(self._gave_up_why, 500))
 
     def _step(self) -> bool:
         context = self._context
@@ -263,7 +267,7 @@ class GameLearner:
         try:
             policy = registry.policy(self.game, model_no)
         except UnderstudyError as error:  # only time is lost
-            _log.warning("no_warm_start", game=self.game, why=str(error)[:300])
+            _log.warning("no_warm_start", game=self.game, why=shortened(str(error), 500))
             return None
         temperature = registry.manifest(self.game, model_no).lineage.config.get("temperature", 1.0)
         return model_name(self.game, model_no), policy.at_temperature(1 / temperature)
@@ -460,15 +464,15 @@ class GameLearner:
             'or set learn_from = ["granted", "unknown"] and restart the learner'
         )
         last = self._decision
+        schemas = context.store_stats.schemas.get(self.game, {})
         return {
             "game": self.game,
-            "phase": training.algorithm if training else "",
-            "doing": self._next.action,
-        schemas = context.store_stats.schemas.get(self.game, {})
-            "why": self._next.why,
-            "missing_steps": self._next.missing_steps,
             "schema": spec.schema if spec else None,
             "schema_steps": {name: stored.steps.total() for name, stored in schemas.items()},
+            "phase": training.algorithm if training else "",
+            "doing": self._next.action,
+            "why": self._next.why,
+            "missing_steps": self._next.missing_steps,
             "error": self._error,
             # Between two failures a training may work for a while.
             "failing": self._error or (self._logged_error if self._n_failures > 1 else ""),

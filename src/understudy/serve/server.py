@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from understudy.core.errors import ConfigError
 from understudy.core.location import is_loopback
+from understudy.core.wording import joined
 from understudy.serve.gateway import Gateway
 from understudy.serve.wire import (
     HEAD_TOO_LARGE,
@@ -88,8 +89,8 @@ class Listen:
         most = (self.max_connections, self.max_keyless_connections)
         if min(most) < 1 or not all(0 < time_s < 1e6 for time_s in times):
             raise ConfigError(
-                f"max_connections and max_keyless_connections are {most} and the timeouts are "
-                f"{times} s; pass at least 1 connection, and timeouts above 0 and below 1e6"
+                f"max_connections and max_keyless_connections are {joined(most)}, and the timeouts "
+                f"{joined(times)} s; pass at least 1 connection, and timeouts above 0 and below 1e6"
             )
         for proxy in self.trusted_proxies:
             try:

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Corrupt, Refused, SpecError, UnderstudyError
 from understudy.core.signed import Trusted, public_key_text
+from understudy.core.wording import joined
 from understudy.experience.frame import MAX_FRAME_BATCH_BYTES
 from understudy.experience.game import GameSpec
 from understudy.models.keys import Key, Keys
@@ -85,7 +86,7 @@ class GatewayConfig:
         if not all(0 < time_s < 1e6 for time_s in times):
             raise ConfigError(
                 "follow_every_s, keys_every_s, body_timeout_s, max_poll_s and decide_within_s are "
-                f"{times}; pass seconds above 0 and below 1e6"
+                f"{joined(times)}; pass seconds above 0 and below 1e6"
             )
         if self.keys_every_s > 1:
             raise ConfigError(
@@ -399,7 +400,6 @@ class MemoryBudget:
             victim.release()
 
 
-@dataclass(slots=True)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameProgress:
     """What the learner reports of a game."""
@@ -412,6 +412,7 @@ class GameProgress:
     """Recorded steps, by schema."""
 
 
+@dataclass(slots=True)
 class GatewayState:
     """What the routes use; created on the event loop that runs them."""
 

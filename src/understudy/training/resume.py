@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core.errors import ConfigError
+from understudy.core.settings import value_text
 from understudy.nn.network import NetworkSpec
 from understudy.nn.policy import Policy
 from understudy.training.env_info import GameChoice, choice_of
@@ -37,8 +38,9 @@ def check_agrees(
     """ConfigError for the first argument that differs from the run; omitted ones always match."""
     for name, current, requested in _differences(facts, settings, choice, request):
         raise ConfigError(
-            f"{root} was started with {name} {current!r}, not {requested!r}; omit it to resume "
-            "that run, or give another folder for a new one"
+            f"{root} was started with {name} {value_text(current)}, not "
+            f"{value_text(requested)}; omit it to resume that run, or give another "
+            "folder for a new one"
         )
 
 
