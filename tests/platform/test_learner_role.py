@@ -974,11 +974,12 @@ def test_the_first_bot_of_a_new_schema_starts_from_the_champion_of_the_last_one(
 
     monkeypatch.setattr(game_training, "Learner", learner)
     made = recording(DataFolder(quick_path), *VERSIONS)
-    made.play(person(0.5), 12, spec=VERSIONS[0])
+    n_steps = {VERSIONS[0].schema: made.play(person(0.5), 12, spec=VERSIONS[0])}
     with role_of(made, ONLY_CLONES) as role:
         assert until_idle(role)["champion"] == 1
-        made.play(person(0.5), 12, spec=VERSIONS[1])
-        until_idle(role)
+        n_steps[VERSIONS[1].schema] = made.play(person(0.5), 12, spec=VERSIONS[1])
+        status = until_idle(role)
+        assert (status["schema"], status["schema_steps"]) == (VERSIONS[1].schema, n_steps)
     old = made.registry().policy("cart", 1).at_temperature(1 / SCHEDULE.temperature).weights
     (_, started) = first_weights
     assert (started["trunk.0.kernel"][:3] == old["trunk.0.kernel"][:3]).all()
