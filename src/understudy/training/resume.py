@@ -37,10 +37,10 @@ def check_agrees(
 ) -> None:
     """ConfigError for the first argument that differs from the run; omitted ones always match."""
     for name, current, requested in _differences(facts, settings, choice, request):
+        how = f"without {name}" if current is None else f"with {name} {value_text(current)}"
         raise ConfigError(
-            f"{root} was started with {name} {value_text(current)}, not "
-            f"{value_text(requested)}; omit it to resume that run, or give another "
-            "folder for a new one"
+            f"{root} was started {how}, not {value_text(requested)}; omit it to resume that run, "
+            "or give another folder for a new one"
         )
 
 
