@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.platforms import Up
 from tests.serve.test_server import certificate
 from understudy.cli.certificates import certificates, check_certificate
 from understudy.cli.root import run as run_command
@@ -93,3 +94,39 @@ def test_doctor_and_status_name_a_certificate_that_expires(
     assert run_command(["status", *data]) == 1
     first = json.loads(capsys.readouterr().out)["next"][0]
     assert (str(path) in first) == (colour != "green")
+    assert run_command(["config", "check", *data]) == 0
+    assert len(json.loads(capsys.readouterr().out)["warnings"]) == (colour != "green")
+
+
+def test_up_warns_at_its_start(tmp_path: Path):
+    path, key = certificate(tmp_path, days=3)
+    data = tmp_path / "D"
+    data.mkdir()
+    (data / "understudy.toml").write_text(
+        f'[gateway]\ncertificate = "{path}"\ncertificate_key = "{key}"\n'
+    )
+    with Up(data, "--role", "gateway") as platform:
+        assert f"! {path} expires on " in platform.errors
+
+
+def test_a_key_of_another_certificate_is_found_before_a_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    path, _ = certificate(tmp_path / "first", days=60)
+    _, key = certificate(tmp_path / "second", days=60)
+    (tmp_path / "D").mkdir()
+    (tmp_path / "D" / "understudy.toml").write_text(
+        f'[gateway]\ncertificate = "{path}"\ncertificate_key = "{key}"\n'
+    )
+    wrong = f"{path} and {key} are not a certificate and its key: "
+    data = ["--data", str(tmp_path / "D")]
+    assert run_command(["config", "check", *data]) == 2
+    assert wrong in capsys.readouterr().err
+    assert run_command(["doctor", *data, "--json"]) == 1
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    (bad,) = (check for check in checks if check["colour"] == "red")
+    assert bad["result"].startswith(wrong)
+    assert run_command(["up", *data]) == 2
+    assert wrong in capsys.readouterr().err

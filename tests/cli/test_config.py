@@ -38,7 +38,8 @@ def test_config_is_created_once_shown_with_origins_and_checked(
     assert run(["config", "show", "--data", data]) == 0
     assert "secret" not in capsys.readouterr().out
     assert run(["config", "check", "--data", data, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"ok": True, "file": file, "set": 3}
+    fields = {"ok": True, "file": file, "set": 3, "warnings": []}
+    assert json.loads(capsys.readouterr().out) == fields
     monkeypatch.setenv("UNDERSTUDY_GATEWAY_HOST", "0.0.0.0")
     assert run(["config", "check", "--data", data]) == 2
     assert "insecure" in capsys.readouterr().err

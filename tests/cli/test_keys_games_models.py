@@ -268,13 +268,24 @@ def test_long_names_are_shown_whole_at_80_columns(
     epoch = registry.takeover(game, owner="test")
     policy = random_policy(registry.specs(game)[0], "argmax", seed=0)
     manifest = registry.release(policy, Lineage(algorithm="iql", steps=20_000), epoch=epoch)
-    registry.set_alias(game, "champion", 1, why="the first")
-    listed = ask("models list")[0].splitlines()
-    assert any(line.startswith(f"│ {game}/1 ") for line in listed)
-    assert "…" not in "".join(listed)
-    schema = "".join(line.split("│")[-2].strip() for line in listed if "│" in line)
-    assert manifest.schema[:12] in schema
-    assert f"│ {game} " in ask("games list")[0]
+    why = f"{'[/better] ' * 12}than {'the others ' * 12}".strip()
+    registry.set_alias(game, "champion", 1, why=why)
+    listed = ask("models list")[0]
+    assert listed.startswith(f"{game}/1: alias champion")
+    assert "…" not in listed
+    assert {manifest.schema[:12], "iql,"} <= set(listed.split())
+    games = ask("games list")[0]
+    shown = ask(f"models show {game}/1")[0]
+    assert games.startswith(f"{game}: observations float32[4]")
+    for lines in (listed, games, shown):
+        assert max(map(len, lines.splitlines())) <= 80
+    for words in (listed, shown):
+        assert f": {why}" in " ".join(words.split())
+    monkeypatch.setenv("COLUMNS", "140")
+    table = ask("models list")[0].splitlines()
+    (row,) = (line.split() for line in table if line.startswith(f"  {game}/1 "))
+    assert row[1:5] == ["champion", "iql", "20", "000"]
+    assert row[-1] == manifest.schema[:12]
 
 
 def test_a_damaged_model_is_neither_shown_nor_promoted(ask: Asked, tmp_path: Path):
@@ -312,12 +323,29 @@ def test_damaged_keys_and_specs_are_reported(ask: Asked, tmp_path: Path):
     assert "understudy keys repair" in ask("keys create", code=1)[1]
     (spec,) = (models / "games" / "pong").iterdir()
     spec.write_bytes(b"x")
-    assert f"{spec.name} cannot be read" in ask("games list", code=2)[1]
+    ask("games add rally --obs 4 --actions up,down")
+    table = ask("games list", code=1)[0]
+    assert "  rally " in table
+    assert f"! pong: its spec is damaged: the contents of games/pong/{spec.name} do" in table
+    first, second = ask.json("games list", code=1)["games"]
+    assert (first["schemas"], list(first["damage"]), second["damage"]) == ([], ["spec"], {})
     checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
     assert (
         f"pong (spec): the contents of games/pong/{spec.name} do not match"
         in checks["models"]["result"]
     )
+    assert ask.json("games add pong --obs 2 --actions up,down")["is_new"]
+    assert ask.json("games list")["games"][0]["damage"] == {}
+
+
+def test_a_damaged_journal_of_one_game_does_not_hide_the_others(ask: Asked, tmp_path: Path):
+    ask(f"models add {a_run(tmp_path / 'one')}")
+    ask("games add rally --obs 4 --actions up,down")
+    for entry in (tmp_path / "D" / "models" / "registry" / "pong").iterdir():
+        entry.unlink()
+    listed = ask("games list", code=1)[0]
+    assert "  rally " in listed
+    assert "! pong: its journal is damaged: " in listed
 
 
 @pytest.mark.parametrize("fate", ["keep", "revoke"])

@@ -156,6 +156,22 @@ def test_a_learner_with_an_unreachable_store_is_unhealthy(tmp_path: Path, held: 
     assert look(tmp_path / "two")["ok"]
 
 
+@pytest.mark.parametrize("field", ["error", "failing"])
+def test_a_training_that_fails_is_unhealthy_and_named_in_one_line(
+    tmp_path: Path, held: ExitStack, capsys: pytest.CaptureFixture[str], field: str
+):
+    """A learner of an earlier version reports only `error`."""
+    failing = LEARNT | {field: "steps is -1; pass a number above 0", "next": ""}
+    leave(tmp_path, "learner", held, report={"games": {GAME.game: failing}}, at_s=4e9)
+    (line,) = look(tmp_path)["next"]
+    assert line == (
+        "pong: training fails and is repeated: steps is -1; pass a number above 0; if the reason "
+        f"is not clear, next: understudy doctor --data {tmp_path}"
+    )
+    assert run_command(["status", "--data", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.count("steps is -1") == 1
+
+
 def test_a_gateway_that_cannot_store_is_unhealthy(
     tmp_path: Path, held: ExitStack, capsys: pytest.CaptureFixture[str]
 ):
@@ -277,6 +293,27 @@ def test_the_rest_is_shown_while_models_are_unreachable(
         "127.0.0.1:1",
     ):
         assert words in said
+
+
+def test_steps_and_bots_are_shown_by_schema_if_a_game_has_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
+):
+    data = tmp_path / "D"
+    release_run(open_deployment(DataFolder(data)), a_run(tmp_path / "one"))
+    first = GAME.schema
+    second = "ab" * 32
+    learned = LEARNT | {"schema": first, "schema_steps": {first: 1_000, second: 120}}
+    leave(data, "learner", held, report={"games": {GAME.game: learned}}, at_s=4e9)
+    assert look(data)["games"][0]["schema_steps"] == {first: 1_000, second: 120}
+    assert run_command(["status", "--data", str(data)]) == 0
+    said = capsys.readouterr().out
+    assert f"  schema {first[:12]}: 1 000 steps, champion pong/1, trained now\n" in said
+    assert "  schema abababababab: 120 steps, no bot yet\n" in said
+    held.close()
+    learned["schema_steps"] = {first: 1_000}
+    leave(data, "learner", held, report={"games": {GAME.game: learned}}, at_s=4e9)
+    assert run_command(["status", "--data", str(data)]) == 0
+    assert "schema " not in capsys.readouterr().out.replace("of its schema", "")
 
 
 def test_the_text_output_shows_the_same(

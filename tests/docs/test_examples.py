@@ -1,5 +1,6 @@
 """Runs every command and example of the README and the guides, in the order of the page."""
 
+import ast
 import os
 import re
 import subprocess
@@ -53,6 +54,19 @@ def test_examples_run_as_they_stand(page: str, tmp_path: Path) -> None:
                 run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
             )
             assert done.returncode == 0, f"{page}: {run}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_guide_for_games_describes_one_version_of_its_game() -> None:
+    """Another length or other names would be another schema, which the bot of the first has not."""
+    calls = [
+        ast.unparse(call)
+        for language, text in blocks("docs/game-developer.md")
+        if language == "python"
+        for call in ast.walk(ast.parse(text))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "understudy.connect"
+    ]
+    assert len(calls) == 3
+    assert len(set(calls)) == 1
 
 
 def test_make_targets_that_pages_name_exist() -> None:

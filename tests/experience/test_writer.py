@@ -90,6 +90,12 @@ def test_values_that_do_not_fit_are_refused(space, value, reason):
     assert raised.value.reason == reason
 
 
+@pytest.mark.parametrize(("value", "got"), [([1, 2, 3], "3 numbers"), (1.0, "one number")])
+def test_a_wrong_size_is_said_in_words(value: object, got: str):
+    with pytest.raises(Refused, match=f"is {got}; this game was connected with 2 numbers"):
+        written(Box((2,), F32), value)
+
+
 @pytest.mark.parametrize(
     "value",
     [

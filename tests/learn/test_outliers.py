@@ -134,6 +134,17 @@ def test_where_bots_have_no_more_than_the_rest_nothing_changes(
     assert weights == (step_weights(steps), step_weights(steps), 1.0)
 
 
+@pytest.mark.parametrize(("n_people", "repeats"), [(100_000, 1.5), (10_000, 4), (100, 4), (1, 4)])
+def test_a_step_of_people_is_drawn_at_most_four_times_as_often(n_people: int, repeats: float):
+    weights = shared_weights([n_people, 0], [0, 100_000], people_share=0.75)
+    n_drawn = n_people + weights.bot_rate * 100_000
+    assert (n_people + 100_000) / n_drawn == pytest.approx(repeats)
+
+
+def test_with_a_share_of_1_only_steps_of_people_are_learned():
+    assert shared_weights([10, 0], [0, 100_000], people_share=1.0).bot_rate == 0.0
+
+
 SHARE = 0.75
 
 

@@ -306,7 +306,7 @@ def test_weights_from_outside_are_finite_and_fit(bad: float) -> None:
     ("change", "message"),
     [
         ({"head": Head("categorical", 4)}, "as head_for returns"),
-        ({"head": Head("epsilon_greedy", 3)}, "head 'q' has shape None"),
+        ({"head": Head("epsilon_greedy", 3)}, "head 'q' is missing; epsilon_greedy needs 3"),
         ({"stack": 0}, "stack is 0"),
         ({"stack": 2}, "with stack 2"),
         ({"version": -1}, "version is -1"),

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from understudy.backends.data import DataFolder
 from understudy.core.log import FileLock
 from understudy.platform.children import python_module
 from understudy.platform.config import Config, GatewaySection, write_config
-from understudy.platform.gateway_process import RoleMetrics, missing_steps, role_states
+from understudy.platform.gateway_process import RoleMetrics, learner_progress, role_states
 from understudy.platform.platform import Role, RoleStatus, read_roles
+from understudy.serve.state import GameProgress
 from understudy.testing.clock import START_S, ManualClock
 
 NATIVE = {
@@ -124,11 +126,16 @@ def test_without_an_ingest_role_there_are_no_ingest_metrics(
     assert generate_latest(registry) == b""
 
 
-def test_the_steps_to_the_next_candidate_are_those_of_the_learner_beside_it():
-    games = {"cart": {"missing_steps": 880}, "slide": {"missing_steps": None}, "old": {}}
+def test_the_progress_of_a_game_is_that_of_the_learner_beside_it():
+    cart = GameProgress(missing_steps=880, schema="b", schema_steps={"a": 1_000, "b": 120})
+    games = {"cart": asdict(cart), "slide": {"missing_steps": None}, "old": {}}
     roles = [{"role": "ingest", "report": {}}, {"role": "learner", "report": {"games": games}}]
-    assert missing_steps(roles) == {"cart": 880}
-    assert missing_steps(roles[:1]) == {}
+    assert learner_progress(roles) == {
+        "cart": cart,
+        "slide": GameProgress(),
+        "old": GameProgress(),
+    }
+    assert learner_progress(roles[:1]) == {}
 
 
 def test_a_role_that_starts_again_is_restarting(tmp_path: Path):

@@ -514,6 +514,15 @@ def test_a_kill_during_a_restart_keeps_the_last_release(made: Recording, has_beg
     assert list((made.data.root / "learner" / "cart").iterdir()) == [folder]
 
 
+def test_a_damaged_spec_of_an_earlier_schema_does_not_stop_the_training(made: Recording):
+    earlier = game_spec("cart", obs=3, actions=2)
+    made.registry().register(earlier)
+    (made.data.games / "cart" / f"{earlier.schema}.json").write_bytes(b"x")
+    made.play(person(0.5), 12)
+    with role_of(made) as role:
+        assert until_idle(role)["champion"] == 1
+
+
 def test_a_release_that_was_not_judged_is_judged_by_the_next_learner(made: Recording):
     def unreachable(*_: Any) -> Any:
         raise Unreachable("nobody answers")
@@ -666,6 +675,30 @@ def test_an_algorithm_that_keeps_failing_is_given_up_once_and_clones_continue(
         monkeypatch.setattr(FromStore, "step", step)
         status = until_idle(role)
     assert (status["phase"], status["gave_up"], status["error"]) == ("iql", "", "")
+
+
+def test_a_training_that_keeps_failing_is_reported_while_it_works_in_between(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
+    step = FromStore.step
+    n_calls = 0
+
+    def fails_every_second_time(engine: FromStore) -> bool:
+        nonlocal n_calls
+        n_calls += 1
+        return n_calls % 2 == 1 and step(engine)
+
+    monkeypatch.setattr(FromStore, "step", fails_every_second_time)
+    made.play(person(0.5), 12)
+    seen = []
+    with role_of(made) as role:
+        for _ in range(3):
+            until_idle(role)
+            made.clock.advance(31)
+            role.step()
+            seen.append(role.status()["games"]["cart"])
+    assert [game["error"] for game in seen] == ["", "", ""]
+    assert [game["failing"][:25] for game in seen] == ["", *["updates are still not fin"] * 2]
 
 
 # --- one learner at a time, killed at any moment --------------------------------------------------
@@ -941,11 +974,12 @@ def test_the_first_bot_of_a_new_schema_starts_from_the_champion_of_the_last_one(
 
     monkeypatch.setattr(game_training, "Learner", learner)
     made = recording(DataFolder(quick_path), *VERSIONS)
-    made.play(person(0.5), 12, spec=VERSIONS[0])
+    n_steps = {VERSIONS[0].schema: made.play(person(0.5), 12, spec=VERSIONS[0])}
     with role_of(made, ONLY_CLONES) as role:
         assert until_idle(role)["champion"] == 1
-        made.play(person(0.5), 12, spec=VERSIONS[1])
-        until_idle(role)
+        n_steps[VERSIONS[1].schema] = made.play(person(0.5), 12, spec=VERSIONS[1])
+        status = until_idle(role)
+        assert (status["schema"], status["schema_steps"]) == (VERSIONS[1].schema, n_steps)
     old = made.registry().policy("cart", 1).at_temperature(1 / SCHEDULE.temperature).weights
     (_, started) = first_weights
     assert (started["trunk.0.kernel"][:3] == old["trunk.0.kernel"][:3]).all()

@@ -77,6 +77,8 @@ def test_only_some_keys_register_a_game(gateway: Running, key: str):
         "canary": 0,
         "champions": {},
         "missing_steps": None,
+        "trained_schema": None,
+        "steps": {},
     }
     assert gateway.ask("GET", f"{path}/specs/{spec.schema}", key).raw == body
     assert gateway.ask("GET", f"{path}/specs/{'0' * 64}", key).status == 404

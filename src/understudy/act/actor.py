@@ -19,6 +19,7 @@ from understudy.act.tape import EpisodeProgress, Tape, best_value, n_step_td, q_
 from understudy.act.vector import Envs
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array, arrays_under
+from understudy.core.wording import pairs
 from understudy.experience.chunk import Chunk, ChunkMeta
 from understudy.experience.game import GameSpec
 from understudy.nn.policy import Policy
@@ -257,8 +258,8 @@ class Actor:
         own_facts = self._facts()
         if any(facts.get(name) != value for name, value in own_facts.items()):
             raise ConfigError(
-                f"the state was saved by the actor {dict(facts)}, but this actor is {own_facts}; "
-                "restore it in the actor that saved it"
+                f"the state was saved by an actor with {pairs(facts)}, but this one has "
+                f"{pairs(own_facts)}; restore it in the actor that saved it"
             )
         self._chunk_no = facts["chunk_no"]
         self._first_step = facts["first_step"]

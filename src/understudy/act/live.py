@@ -11,7 +11,7 @@ from understudy.act.vector_envs import MASK
 from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
-from understudy.experience.spaces import Box, Discrete
+from understudy.experience.spaces import Box, Discrete, describe
 from understudy.nn.heads import env_actions
 
 Flags = NDArray[np.bool_]
@@ -39,7 +39,7 @@ class LiveEnvs:
         space = game.action.get("")
         if not isinstance(space, Discrete | Box):
             raise ConfigError(
-                f"{game.game} has the actions {dict(game.action)}; actors support a single "
+                f"{game.game} has the actions {describe(game.action)}; actors support a single "
                 "Discrete or Box space, so wrap the env"
             )
         self._space = space

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
+from understudy.core.wording import joined
 from understudy.experience.builder import raw_name
 from understudy.experience.chunk import CUT_BYTES, MAX_STEPS, REQUIRED, By, EpisodeNote, RowKind
 from understudy.experience.game import GameSpec
@@ -291,7 +292,7 @@ def q_of(outputs: Mapping[str, Array]) -> Array:
     """Return the action values of a network's outputs."""
     if "q" not in outputs:
         raise ConfigError(
-            f"initial priorities need a head 'q', but the network has {sorted(outputs)}; remove "
+            f"initial priorities need a head 'q', but the network has {joined(outputs)}; remove "
             "the policy's `priority`"
         )
     return outputs["q"]

@@ -22,6 +22,7 @@ from understudy.act.vector_envs import (
 )
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.settings import load_object
+from understudy.core.wording import joined, pairs
 from understudy.experience.game import GameSpec, spec_from_gymnasium
 from understudy.games.rally import GAME_ID as RALLY
 
@@ -140,7 +141,7 @@ def _maker(game: Any, env_kwargs: dict[str, Any]) -> Callable[[], Env]:
         return lambda: game(**env_kwargs)
     if env_kwargs:
         raise ConfigError(
-            f"env_kwargs {sorted(env_kwargs)} cannot be applied to an existing env; create the env "
+            f"env_kwargs {joined(env_kwargs)} cannot be applied to an existing env; create the env "
             "with them"
         )
     return lambda: copy_env(game)
@@ -173,10 +174,10 @@ def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
         ) from error
     except TypeError as error:
         raise ConfigError(
-            f"game {game_id!r} does not accept {dict(env_kwargs)}: {error}; correct its arguments"
+            f"game {game_id!r} does not accept {pairs(env_kwargs)}: {error}; correct its arguments"
         ) from error
     except (gymnasium.error.Error, ValueError) as error:
-        hint = f"check {dict(env_kwargs)}" if env_kwargs else "use an id such as CartPole-v1"
+        hint = f"check {pairs(env_kwargs)}" if env_kwargs else "use an id such as CartPole-v1"
         raise ConfigError(f"Gymnasium cannot create {game_id!r}: {error}; {hint}") from error
 
 

@@ -45,5 +45,11 @@ def check_certificate(path: Path, *, now_s: float) -> tuple[bool, str]:
     return True, ""
 
 
+def warnings(config: Config, *, now_s: float) -> list[str]:
+    """What to do about each certificate that is not valid now, or not for much longer."""
+    checked = (check_certificate(path, now_s=now_s) for path in certificates(config))
+    return [advice for _, advice in checked if advice]
+
+
 def _date(at_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_s))

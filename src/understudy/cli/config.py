@@ -1,12 +1,15 @@
 """understudy config: create, show and check the platform's config."""
 
 import os
+import time
 from pathlib import Path
 
 import click
+from rich.markup import escape
 from rich.table import Table
 
 from understudy.backends.data import data_folder
+from understudy.cli.certificates import warnings
 from understudy.cli.options import common_options, config_option, examples, finish, results
 from understudy.core.errors import ConfigError
 from understudy.core.log import write_file
@@ -89,8 +92,13 @@ def check(data_text: str | None, as_json: bool, file: Path | None) -> int:
     resolved.config.check()
     path = config_file({"data": data_text}, file=file, environ=os.environ)
     n_set = sum(origin != "default" for origin in resolved.origins.values())
-    results(as_json=as_json).print(
+    out = results(as_json=as_json)
+    out.print(
         f"{path or 'no file'}: valid; {n_set} of {len(resolved.origins)} values are set, the "
         "others have their defaults"
     )
-    return finish({"ok": True, "file": str(path) if path else None, "set": n_set}, as_json=as_json)
+    notes = warnings(resolved.config, now_s=time.time())
+    for warning in notes:
+        out.print(f"[yellow]![/] {escape(warning)}", soft_wrap=True)
+    fields = {"ok": True, "file": str(path) if path else None, "set": n_set, "warnings": notes}
+    return finish(fields, as_json=as_json)

@@ -16,13 +16,13 @@ from understudy.backends.local import open_view
 from understudy.cli.deployed import config_of, released_models, remote_store
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import (
+    ResultTable,
     common_options,
     count_of,
     examples,
     finish,
     format_count,
     format_size,
-    result_table,
     results,
     store_option,
 )
@@ -154,7 +154,7 @@ def sessions(
                 f"the game {game[:80]!r} is not registered; pass one of the registered games to "
                 f"--game: {', '.join(games) or 'there are none yet'}"
             )
-    table = result_table(
+    table = ResultTable(
         "session", "game", "player", "chunks", "steps", "missing", "dropped", "closed"
     )
     for row in rows:
@@ -478,7 +478,7 @@ def list_(data_text: str | None, as_json: bool, store_url: str | None, limit: in
             }
             for frame in store.quarantined(limit=limit)
         ]
-    table = result_table("id", "reason", "detail", "parked", "session", "chunk")
+    table = ResultTable("id", "reason", "detail", "parked", "session", "chunk")
     for row in rows:
         table.add_row(*(escape(str(value)) for value in row.values()))
     results(as_json=as_json).print(table)

@@ -82,7 +82,8 @@ def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[DoctorCh
     config = Config()
     if data is not None:
         try:
-            config = resolve({"data": data_text}).config.check()
+            config = resolve({"data": data_text}).config
+            config.check()
         except ConfigError as error:
             yield DoctorCheck("config", "red", str(error), "run: understudy config check")
     yield DoctorCheck("python", "green", platform.python_version())

@@ -30,6 +30,7 @@ from understudy.cli.options import (
 )
 from understudy.core.errors import ConfigError
 from understudy.core.names import game_name, player_name
+from understudy.core.wording import pairs
 from understudy.exchange.exporting import (
     ExportFilter,
     OnSteps,
@@ -348,7 +349,8 @@ def _print_import(out: Console, fields: dict[str, Any], data_text: str) -> None:
     if fields["refused_steps"]:
         out.print(
             f"[red]rejected {count_of(fields['refused_steps'], 'step')}[/]: "
-            f"{dict(fields['refusals'])}; next: understudy data quarantine list --data {data_text}",
+            f"{pairs(fields['refusals'])}; next: understudy data quarantine list --data "
+            f"{data_text}",
             soft_wrap=True,
         )
     if fields["waiting_steps"]:

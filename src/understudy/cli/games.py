@@ -4,20 +4,22 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.markup import escape
 
 from understudy.cli.deployed import deployment
 from understudy.cli.options import (
+    ResultTable,
     common_options,
     console,
     examples,
     finish,
     import_from_here,
-    result_table,
     results,
 )
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, Corrupt
 from understudy.experience.game import GameSpec, game_spec, spec_from_json
-from understudy.experience.spaces import Discrete
+from understudy.experience.spaces import describe
+from understudy.models.catalogue import Catalogue
 from understudy.models.registry import Registry
 from understudy.platform.config import resolve
 from understudy.training.env_info import GameChoice, inspect_env
@@ -62,7 +64,7 @@ def add(
 ) -> int:
     spec = _spec(game, obs, actions)
     registry = deployment(data_text).registry
-    schemas = {registered.schema for registered in registry.specs(spec.game)}
+    schemas = {known.schema for known in registry.specs(spec.game, skips_damaged=True)}
     registry.register(spec)
     out = results(as_json=as_json)
     result = "was already registered" if spec.schema in schemas else "is registered"
@@ -77,12 +79,15 @@ def add(
 )
 @common_options
 def list_games(data_text: str | None, as_json: bool) -> int:
-    """List registered games with their schemas and bots."""
+    """List registered games with their schemas and bots; exits 1 if something is damaged."""
     registry = deployment(data_text, must_exist=True).registry
     rows: list[dict[str, Any]] = []
     for name in registry.games():
-        specs = registry.specs(name)
-        catalogue = registry.catalogue(name)
+        specs = registry.specs(name, skips_damaged=True)
+        try:
+            catalogue = registry.catalogue(name)
+        except Corrupt:
+            catalogue = Catalogue(name)  # `damage` has the reason
         rows.append(
             {
                 "game": name,
@@ -90,13 +95,14 @@ def list_games(data_text: str | None, as_json: bool) -> int:
                 "models": len(catalogue.models),
                 "champion": catalogue.model_of("champion"),
                 "canary": catalogue.model_of("canary"),
+                "damage": registry.damage(name),
             }
         )
-    table = result_table(
+    table = ResultTable(
         "game", "observations", "actions", "schemas", "models", "champion", "canary"
     )
     for row in rows:
-        first = row["schemas"][0]
+        first = next(iter(row["schemas"]), {"observation": "", "actions": ""})
         numbers = [row[name] for name in ("models", "champion", "canary")]
         table.add_row(
             row["game"],
@@ -105,10 +111,16 @@ def list_games(data_text: str | None, as_json: bool) -> int:
             str(len(row["schemas"])),
             *(str(number or "") for number in numbers),
         )
-    results(as_json=as_json).print(
-        table if rows else "no games yet; next: understudy games add GAME"
-    )
-    return finish({"games": rows}, as_json=as_json)
+    out = results(as_json=as_json)
+    out.print(table if rows else "no games yet; next: understudy games add GAME")
+    damaged = [
+        f"{row['game']}: its {part} is damaged: {damage}"
+        for row in rows
+        for part, damage in row["damage"].items()
+    ]
+    for line in damaged:
+        out.print(f"[red]![/] {escape(line)}", soft_wrap=True)
+    return finish({"games": rows}, as_json=as_json, code=1 if damaged else 0)
 
 
 @games.command(
@@ -134,7 +146,7 @@ def check(
     out.print(f"{spec.game} can be recorded: {_summary(spec)}, schema {spec.schema[:12]}")
     if registry is None:
         return finish(fields, as_json=as_json)
-    schemas = [registered.schema for registered in registry.specs(spec.game)]
+    schemas = [known.schema for known in registry.specs(spec.game, skips_damaged=True)]
     is_registered = spec.schema in schemas
     if is_registered:
         out.print("it is registered")
@@ -188,20 +200,10 @@ def _fields(spec: GameSpec) -> dict[str, Any]:
     return {
         "game": spec.game,
         "schema": spec.schema,
-        "observation": _shapes(spec.obs),
-        "actions": _shapes(spec.action),
+        "observation": describe(spec.obs),
+        "actions": describe(spec.action),
     }
 
 
 def _summary(spec: GameSpec) -> str:
-    return f"observations {_shapes(spec.obs)}, actions {_shapes(spec.action)}"
-
-
-def _shapes(spaces: Any) -> str:
-    shapes = {
-        path: f"{space.n} choices"
-        if isinstance(space, Discrete)
-        else f"{space.dtype}{list(space.shape)}"
-        for path, space in spaces.items()
-    }
-    return "; ".join(f"{path + ': ' if path else ''}{shape}" for path, shape in shapes.items())
+    return f"observations {describe(spec.obs)}, actions {describe(spec.action)}"

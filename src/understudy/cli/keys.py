@@ -8,7 +8,7 @@ import click
 from rich.markup import escape
 
 from understudy.cli.deployed import deployment
-from understudy.cli.options import common_options, count_of, examples, finish, result_table, results
+from understudy.cli.options import ResultTable, common_options, count_of, examples, finish, results
 from understudy.core.errors import ConfigError
 from understudy.models.keys import EVERY_GAME, MAX_REQUESTS_S, SCOPES, Key, Scope
 
@@ -118,7 +118,7 @@ def list_keys(data_text: str | None, as_json: bool) -> int:
     stored = deployment(data_text, must_exist=True).keys
     active = stored.all()
     damage = stored.damage()
-    table = result_table("id", "scopes", "game", "label", "created", "expires")
+    table = ResultTable("id", "scopes", "game", "label", "created", "expires")
     for key in active:
         expires = _date(key.expires_s) if key.expires_s else "never"
         table.add_row(

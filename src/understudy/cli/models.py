@@ -17,6 +17,7 @@ from understudy.backends.data import DataFolder
 from understudy.cli.deployed import deployment
 from understudy.cli.options import (
     PATH,
+    ResultTable,
     common_options,
     console,
     count_of,
@@ -25,7 +26,7 @@ from understudy.cli.options import (
     finish,
     format_count,
     format_size,
-    result_table,
+    paragraph,
     results,
 )
 from understudy.core.canonical import canonical_json
@@ -74,9 +75,7 @@ def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
     journals = {
         name: damage for name in games if (damage := opened.registry.damage(name).get("journal"))
     }
-    table = result_table(
-        "model", "alias", "algorithm", "training steps", "return", "size", "schema"
-    )
+    table = ResultTable("model", "alias", "algorithm", "training steps", "return", "size", "schema")
     for row in rows:
         steps = format_count(row["steps"]) if row["steps"] else ""
         aliases = ", ".join(row["aliases"]) + (" [red](damaged)[/]" if row["damage"] else "")
@@ -91,7 +90,8 @@ def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
     )
     for row in rows:
         if row["verdict"]:
-            out.print(f"{row['model']}: {escape(row['verdict'])}", soft_wrap=True)
+            text = f"{row['model']}: {row['verdict']}"
+            out.print(paragraph(text, width=out.width), soft_wrap=True, markup=False)
     for damage in (*journals.values(), *(row["damage"] for row in rows if row["damage"])):
         out.print(f"[red]![/] {escape(damage)}", soft_wrap=True)
     return finish({"models": rows, "journals": journals}, as_json=as_json)
@@ -150,7 +150,8 @@ def show(data_text: str | None, as_json: bool, model: str) -> int:
         out.print(f"  {name} {value:g}")
     for promotion in promotions:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(promotion.at_s))
-        out.print(f"  champion since {since}: {promotion.why}")
+        text = f"champion since {since}: {promotion.why}"
+        out.print(paragraph(text, width=out.width, indent="  "), soft_wrap=True, markup=False)
     return finish(fields, as_json=as_json)
 
 

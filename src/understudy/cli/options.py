@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console, RenderableType
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 
 from understudy.core.errors import ConfigError
@@ -19,6 +22,8 @@ from understudy.core.plural import plural
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 State = TypeVar("State")
+_UNLIMITED = 10_000
+"""Columns in which every table fits."""
 PATH = click.Path(path_type=Path)
 
 
@@ -79,12 +84,40 @@ def results(*, as_json: bool) -> Console:
     return Console(quiet=as_json, markup=not as_json, highlight=False)
 
 
-def result_table(*headers: str) -> Table:
-    """A table that shortens no value: the first column stays whole, the others are folded."""
-    table = Table()
-    for at, header in enumerate(headers):
-        table.add_column(header, no_wrap=at == 0, overflow="fold")
-    return table
+class ResultTable:
+    """A table that shortens and breaks no value: if it is too wide, each row is a paragraph."""
+
+    def __init__(self, *headers: str) -> None:
+        self._headers = headers
+        self._rows: list[tuple[str, ...]] = []
+
+    def add_row(self, *values: str) -> None:
+        self._rows.append(values)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(*(header.replace(" ", "\n") for header in self._headers), box=SIMPLE_HEAD)
+        for row in self._rows:
+            table.add_row(*row)
+        width = Measurement.get(console, options.update(width=_UNLIMITED), table).maximum
+        if width <= options.max_width:
+            yield table
+            return
+        for name, *values in self._rows:
+            named = zip(self._headers[1:], values, strict=True)
+            facts = ", ".join(f"{header} {value}" for header, value in named if value)
+            yield paragraph(f"{name}: {facts}", width=options.max_width)
+
+
+def paragraph(text: str, *, width: int, indent: str = "") -> str:
+    """A text in lines of whole words; those after the first are indented by two more."""
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 @contextmanager

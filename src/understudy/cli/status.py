@@ -18,7 +18,7 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed
 from understudy.experience.intake import why_unusable
 from understudy.models.catalogue import Catalogue
-from understudy.models.registry import Registry
+from understudy.models.registry import SCHEMA_CHARS, Registry
 from understudy.platform.config import mask_secrets, resolve
 from understudy.platform.platform import read_roles
 from understudy.ports import DAMAGED_STREAM
@@ -87,8 +87,6 @@ def _roles(roles: list[dict[str, Any]]) -> Table:
 def _print_game(out: Console, game: dict[str, Any]) -> None:
     name = escape(game["game"])
     bots = f"champion {name}/{game['champion']}" if game.get("champion") else "no bot yet"
-    if others := list(game.get("champions", {}).values())[1:]:
-        bots += " (other schemas: " + ", ".join(f"{name}/{number}" for number in others) + ")"
     if game.get("canary"):
         evidence = min(max(game.get("canary_evidence", 0.0), 0.0), 1.0)
         bots += (
@@ -100,6 +98,8 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
         f"{count_of(game['models'], 'model')}, {bots}" if "models" in game else "models unknown"
     )
     out.print(f"[bold]{name}[/]: {count_of(game['steps'], 'step')}, {models}")
+    for line in _schemas(game):
+        out.print(f"  {escape(line)}", soft_wrap=True)
     if game.get("why"):
         phase = f"{game['phase']}, " if game["phase"] else ""
         out.print(f"  {phase}{game['doing']}: {escape(game['why'])}", soft_wrap=True)
@@ -114,9 +114,23 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
         out.print(f"  skills: {skills}", soft_wrap=True)
     for line in game.get("schedule", ()):
         out.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
-    for problem in ("gave_up", "error"):
-        if game.get(problem):
-            out.print(f"  [red]{escape(game[problem])}[/]", soft_wrap=True)
+    if game.get("gave_up"):
+        out.print(f"  [red]{escape(game['gave_up'])}[/]", soft_wrap=True)
+
+
+def _schemas(game: dict[str, Any]) -> list[str]:
+    """A line for each schema of a game that has several: its steps and its champion."""
+    champions = game.get("champions", {})
+    steps = game.get("schema_steps", {})
+    schemas = list(dict.fromkeys((*steps, *reversed(champions))))
+    if len(schemas) < 2:
+        return []
+    return [
+        f"schema {schema[:SCHEMA_CHARS]}: {count_of(steps.get(schema, 0), 'step')}, "
+        + (f"champion {game['game']}/{champions[schema]}" if schema in champions else "no bot yet")
+        + (", trained now" if schema == game.get("schema") else "")
+        for schema in schemas
+    ]
 
 
 def _returns(game: dict[str, Any]) -> str:
@@ -192,6 +206,7 @@ def platform_status(
         and not has_damage
         and not is_stuck
         and not damage
+        and not any(_failing(game) for game in games)
         and all(is_valid for is_valid, _ in tls),
         "url": gateway["report"].get("url") if gateway else None,
         "roles": roles,
@@ -212,6 +227,11 @@ def platform_status(
 def _storage_error(role: dict[str, Any]) -> str:
     """Why a running role cannot write at the moment; empty if it can write."""
     return str(role["report"].get("storage_error", "")) if role["alive"] else ""
+
+
+def _failing(game: dict[str, Any]) -> str:
+    """Why the training of a game fails, now or again and again; empty if it does not."""
+    return str(game.get("failing") or game.get("error") or "")
 
 
 def _window_error(role: dict[str, Any]) -> str:
@@ -269,11 +289,14 @@ def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> 
 
 def _shown(report: dict[str, Any]) -> dict[str, Any]:
     names = (
+        "schema",
+        "schema_steps",
         "phase",
         "doing",
         "why",
         "missing_steps",
         "error",
+        "failing",
         "gave_up",
         "schedule",
         "updates",
@@ -335,6 +358,11 @@ def _next(
             "next: understudy data quarantine list shows what fills it"
         )
     for game in games:
+        if error := _failing(game):
+            advice.append(
+                f"{game['game']}: training fails and is repeated: {error}; if the reason is not "
+                f"clear, next: understudy doctor --data {data.root}"
+            )
         if game.get("next"):
             advice.append(f"{game['game']}: {game['next']}")
         advice += [

@@ -291,6 +291,8 @@ def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> Non
         )
     if result["return_mean"] is not None:
         lines.append(f"next: understudy evaluate {run} --episodes 100 --seeds 10")
+    elif seeds is None and result["updates"]:
+        lines.append(f"next: understudy models add {run} --data DIR, and it plays in the game")
     if seeds is None and not result["solved"] and result["env_steps"]:
         lines.append(
             f"      understudy train --resume --out {run} --steps {2 * result['env_steps']}"
@@ -306,7 +308,7 @@ def _max_steps(result: Mapping[str, Any]) -> int:
 
 def _outcome(result: Mapping[str, Any]) -> str:
     if result["return_mean"] is None:
-        return f"trained; no return: {escape(result['why_no_return'])}"
+        return f"trained, not evaluated: {escape(result['why_no_return'])}"
     episodes = count_of(result["episodes"], "held-out episode")
     played = f"return {result['return_mean']:.1f} over {episodes}"
     if result["solved"]:
@@ -321,7 +323,7 @@ def _outcome(result: Mapping[str, Any]) -> str:
 def _outcome_of_seeds(result: Mapping[str, Any]) -> str:
     if result["return_iqm"] is None:
         seeds = count_of(result["seeds"], "seed")
-        return f"trained {seeds}; no returns: {escape(result['why_no_return'])}"
+        return f"trained {seeds}, not evaluated: {escape(result['why_no_return'])}"
     low = result["return_low"]
     high = result["return_high"]
     interval = (

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from understudy.backends.deployment import open_deployment
+from understudy.cli.certificates import warnings
 from understudy.cli.interrupts import INTERRUPTED, stop_signals
 from understudy.cli.options import config_option, console, data_option, examples, format_count
 from understudy.core.errors import ConfigError
@@ -133,6 +134,8 @@ def up(
     ):
         # Printed once the config has been checked, and before anything starts.
         _print_urls(config, out)
+        for warning in warnings(config, now_s=time.time()):
+            out.print(f"[yellow]![/] {escape(warning)}", soft_wrap=True)
         view.statuses = platform.supervisor.statuses
         is_announced = False
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from understudy.core.errors import Refused
+from understudy.core.wording import shortened
 
 
 def canonical_json(value: object) -> bytes:
@@ -25,7 +26,7 @@ def strict_json(raw: bytes | str) -> Any:
             canonical_json(value)  # raises for a lone surrogate, which cannot be encoded
         return value
     except (ValueError, RecursionError) as error:
-        raise Refused("bad_json", str(error)[:200]) from None
+        raise Refused("bad_json", shortened(str(error), 200)) from None
 
 
 def _no_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from understudy.core.errors import ConfigError
+from understudy.core.wording import shortened
 
 PREFIX = "UNDERSTUDY_"
 _MAX_FILE_BYTES = 64 * 1024
@@ -343,7 +344,8 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
             value = Schedule(**{key: float(number) for key, number in value.items()})
         except (TypeError, ValueError):
             raise ConfigError(
-                f"{name} is {dict(value)}{by}; give numbers: a schedule has start, end and until"
+                f"{name} is {value_text(value)}{by}; give numbers: a schedule has start, end and "
+                "until"
             ) from None
     if isinstance(value, Schedule) and not may_move:
         raise ConfigError(
@@ -353,13 +355,13 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
     if expected := _expected_type(value, default, may_move=may_move):
         if value == "":
             raise ConfigError(
-                f"{name} is empty{by}; give {expected}, or remove it for the default, {default!r}"
-                f"{about}"
+                f"{name} is empty{by}; give {expected}, or remove it for the default, "
+                f"{value_text(default)}{about}"
             )
-        raise ConfigError(f"{name} is {mask_secrets(value)!r}{by}; give {expected}{about}")
+        raise ConfigError(f"{name} is {value_text(value)}{by}; give {expected}{about}")
     if limits is not None and limits.choices and value not in limits.choices:
         raise ConfigError(
-            f"{name} is {value!r}{by}; give one of {', '.join(limits.choices)}{about}"
+            f"{name} is {value_text(value)}{by}; give one of {', '.join(limits.choices)}{about}"
         )
     if limits is not None and isinstance(value, int | float | Schedule):
         for number in (value.start, value.end) if isinstance(value, Schedule) else (value,):
@@ -410,7 +412,17 @@ def toml_text(value: Any) -> str:
         return f"{{ start = {value.start!r}, end = {value.end!r}, until = {value.until!r} }}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(toml_text(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{name} = {toml_text(item)}' for name, item in value.items())} }}"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | str) else repr(value)
+
+
+def value_text(value: Any) -> str:
+    """A value in a message: without secrets, and shortened, so that the message stays readable."""
+    value = mask_secrets(value)
+    if value is None:
+        return "none"
+    return shortened(repr(value) if isinstance(value, str) else toml_text(value), 80)
 
 
 def load_object(path: str, *, what: str, known: Iterable[str] = ()) -> Any:

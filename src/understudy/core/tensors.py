@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import Refused
+from understudy.core.wording import joined
 
 Array = NDArray[Any]
 
@@ -57,7 +58,7 @@ def encode(columns: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
         if column.dtype not in DTYPE_NAMES:
             raise Refused(
                 "bad_tensors",
-                f"{name!r} of type {column.dtype} cannot be written; use one of {list(DTYPES)}",
+                f"{name!r} of type {column.dtype} cannot be written; use one of {joined(DTYPES)}",
             )
         _check_name(name)
         end = at + column.nbytes
@@ -151,7 +152,7 @@ def _check_entry(name: str, fields: Any) -> None:
     if dtype is None:
         raise Refused(
             "bad_tensors",
-            f"{name!r} has dtype {str(fields['dtype'])[:20]!r}; known are {list(DTYPES)}",
+            f"{name!r} has dtype {str(fields['dtype'])[:20]!r}; known are {joined(DTYPES)}",
         )
     if (
         not _counts(shape)

@@ -21,6 +21,7 @@ from gymnasium import spaces
 from understudy.core.errors import ConfigError, InvalidName, Refused, SpecError
 from understudy.core.names import GameName, PlayerName, game_name, game_name_of_env
 from understudy.core.tensors import Array
+from understudy.core.wording import joined
 from understudy.exchange.exporting import (
     ExportedChunks,
     OnSteps,
@@ -379,7 +380,7 @@ class MinariDataset:
         if reward.ndim != 1 or reward.dtype.kind not in "biuf":
             raise Refused(
                 "bad_shape",
-                f"rewards are {reward.dtype}{reward.shape}; expected one number for each step",
+                f"rewards are {reward.dtype}{list(reward.shape)}; expected one number per step",
             )
         with np.errstate(all="ignore"):
             reward = reward.astype(np.float32)
@@ -445,7 +446,7 @@ def _columns(
     if arrays.keys() != space_of.keys():
         raise Refused(
             "bad_columns",
-            f"its {what} have the parts {sorted(arrays)}; expected {sorted(space_of)}",
+            f"its {what} have the parts {joined(arrays)}; expected {joined(space_of)}",
         )
     columns = {}
     for name, space in space_of.items():
@@ -453,7 +454,8 @@ def _columns(
         shape = (n_rows, *space.shape)
         if rows.dtype.kind not in "biuf" or rows.size != np.prod(shape) or len(rows) != n_rows:
             raise Refused(
-                "bad_shape", f"{name} is {rows.dtype}{rows.shape}; expected {space.dtype}{shape}"
+                "bad_shape",
+                f"{name} is {rows.dtype}{list(rows.shape)}; expected {space.dtype}{list(shape)}",
             )
         with np.errstate(all="ignore"):
             columns[name] = rows.reshape(shape).astype(space.dtype)

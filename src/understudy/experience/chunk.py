@@ -21,6 +21,7 @@ from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import InvalidName, Refused
 from understudy.core.names import GameName, game_name
 from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
+from understudy.core.wording import joined, shortened
 from understudy.experience.frame import MAX_COUNT, Frame, FrameKind, data_frame
 from understudy.experience.skill import DEFAULT_NOISE, MAX_TEMPERATURE, is_noise
 from understudy.experience.spaces import check_recordable
@@ -181,8 +182,8 @@ def read_meta(metadata: Mapping[str, str]) -> ChunkMeta:
     if metadata.keys() != _META_KEYS:
         raise Refused(
             "bad_metadata",
-            f"wrong metadata: missing {sorted(_META_KEYS - metadata.keys())}, unknown "
-            f"{sorted(metadata.keys() - _META_KEYS)[:6]}",
+            f"wrong metadata: missing {joined(_META_KEYS - metadata.keys())}, unknown "
+            f"{joined(metadata.keys() - _META_KEYS)}",
         )
     if metadata["format"] != CHUNK_FORMAT:
         raise Refused(
@@ -193,7 +194,7 @@ def read_meta(metadata: Mapping[str, str]) -> ChunkMeta:
         raise Refused(
             "bad_metadata",
             f"kind is {metadata['kind'][:40]!r} and consent is {metadata['consent'][:40]!r}; "
-            f"expected one of {KINDS} and one of {CONSENTS}",
+            f"expected one of {joined(KINDS)}, and one of {joined(CONSENTS)}",
         )
     if len(metadata["client"]) > 128 or not _SCHEMA.fullmatch(metadata["schema"]):
         raise Refused(
@@ -203,7 +204,7 @@ def read_meta(metadata: Mapping[str, str]) -> ChunkMeta:
         game = game_name(metadata["game"])
         session = uuid.UUID(metadata["session"])
     except (InvalidName, ValueError) as error:
-        raise Refused("bad_metadata", str(error)[:200]) from None
+        raise Refused("bad_metadata", shortened(str(error), 200)) from None
     if str(session) != metadata["session"]:
         raise Refused("bad_metadata", "session must be a UUID in lower case with dashes")
     notes = strict_json(metadata["episodes"])
@@ -498,8 +499,8 @@ def _check_meta(meta: ChunkMeta, columns: Mapping[str, Array]) -> None:
     if [note.row for note in meta.episodes] != starts:
         raise Refused(
             "bad_metadata",
-            f"episodes has rows {[note.row for note in meta.episodes][:8]}; expected the rows "
-            f"where episodes start, {starts[:8]}",
+            f"episodes has rows {joined(note.row for note in meta.episodes)}; expected the rows "
+            f"where episodes start, {joined(starts)}",
         )
     # The last row of an episode shows how it ended.
     lasts = columns["row"][[*(start - 1 for start in starts[1:]), -1]]

@@ -24,6 +24,7 @@ from zlib import crc32
 from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import InvalidName, Refused
 from understudy.core.names import PlayerName, player_name
+from understudy.core.wording import joined
 
 MAGIC = b"UNDY"
 VERSION = 1
@@ -258,7 +259,7 @@ def _report(frame: Frame, kind: FrameKind, keys: set[str]) -> dict[str, Any]:
     if not isinstance(fields, dict) or set(fields) != keys:
         raise Refused(
             "bad_report",
-            f"the report is {str(fields)[:60]}; expected an object with exactly {sorted(keys)}",
+            f"the report is {str(fields)[:60]}; expected an object with exactly {joined(keys)}",
         )
     return fields
 

@@ -14,12 +14,14 @@ from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import Refused, SpecError
 from understudy.core.names import GameName, game_name, game_name_of_env
 from understudy.core.tensors import DTYPES, Array
+from understudy.core.wording import joined
 from understudy.experience.spaces import (
     MAX_NUMBER,
     Box,
     Discrete,
     MultiDiscrete,
     Space,
+    describe,
     space_from_gymnasium,
     space_from_json,
 )
@@ -67,7 +69,7 @@ class GameSpec:
         if self.action_names and (discrete is None or len(self.action_names) != discrete.n):
             raise SpecError(
                 f"{len(self.action_names)} action names do not match the action space "
-                f"{dict(self.action)}; give one for each choice"
+                f"{describe(self.action)}; give one for each choice"
             )
         for names in (self.action_names, self.obs_names):
             earlier = set[str]()
@@ -97,7 +99,7 @@ class GameSpec:
         if self.has_action_mask and discrete is None:
             raise SpecError(
                 f"has_action_mask needs a single Discrete action space, but {self.game} has "
-                f"{dict(self.action)}; set it to False"
+                f"{describe(self.action)}; set it to False"
             )
         limit = self.max_episode_steps
         if limit is not None and (type(limit) is not int or limit < 1):
@@ -193,8 +195,8 @@ def spec_from_json(raw: bytes | str) -> GameSpec:
             )
         if fields.keys() != _FIELDS:
             raise SpecError(
-                f"the game spec has wrong fields: missing {sorted(_FIELDS - fields.keys())}, "
-                f"unknown {sorted(fields.keys() - _FIELDS)[:6]}; give those of `GameSpec.to_json()`"
+                f"the game spec has wrong fields: missing {joined(_FIELDS - fields.keys())}, "
+                f"unknown {joined(fields.keys() - _FIELDS)}; give those of `GameSpec.to_json()`"
             )
         if not all(isinstance(fields[name], dict) for name in ("obs", "action")):
             raise SpecError(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from understudy.core.errors import Refused, SpecError
 from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
+from understudy.core.wording import joined
 
 MAX_DIMENSIONS = 6
 
@@ -173,6 +174,17 @@ class MultiBinary:
     to_json = _to_json
 
 
+def describe(spaces: Mapping[str, Space]) -> str:
+    """Spaces by path as a text, such as `2 choices` or `grid: uint8[5, 5]; place: float32[2]`."""
+    texts = {
+        path: f"{space.n} choices"
+        if isinstance(space, Discrete)
+        else f"{space.dtype}{list(space.shape)}"
+        for path, space in spaces.items()
+    }
+    return "; ".join(f"{path}: {text}" if path else text for path, text in texts.items())
+
+
 def check_recordable(name: str, floats: Array) -> None:
     """Raise Refused unless all floats are finite and at most MAX_NUMBER, of either sign."""
     # MAX_NUMBER, rounded to the dtype as the numbers are; the largest float16 is smaller.
@@ -279,7 +291,7 @@ def space_from_json(fields: Any) -> Space:
         if fields.keys() != {"space", *kind.__dataclass_fields__}:
             raise SpecError(
                 f"a {fields['space']} space must have exactly the fields "
-                f"{sorted(kind.__dataclass_fields__)}"
+                f"{joined(kind.__dataclass_fields__)}"
             )
         listed = [fields[name] for name in ("shape", "counts") if name in fields]
         bounds = [fields[name] for name in ("low", "high") if name in fields]

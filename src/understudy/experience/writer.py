@@ -13,6 +13,7 @@ import numpy as np
 
 from understudy.core.errors import Refused
 from understudy.core.tensors import Array
+from understudy.core.wording import joined, sized
 from understudy.experience.game import GameSpec
 from understudy.experience.spaces import MAX_NUMBER, Box, Space, check_recordable
 
@@ -111,7 +112,7 @@ def check_mask(mask: Any, n_actions: int) -> Array:
     if array.shape != (n_actions,):
         raise Refused(
             "bad_shape",
-            f"action_mask has shape {array.shape}; give one flag for each of the {n_actions} "
+            f"action_mask is {sized(array.shape)}; give one flag for each of the {n_actions} "
             "actions",
         )
     return _lossless("action_mask", array, np.dtype(np.bool_))
@@ -131,7 +132,7 @@ def _action_number(action: Any, by_name: Mapping[str, int]) -> int:
     if isinstance(action, str):
         if action not in by_name:
             expected = (
-                f"one of {list(by_name)[:12]}"
+                f"one of {joined(by_name)}"
                 if by_name
                 else "a number: this game has no action names"
             )
@@ -194,7 +195,7 @@ def _leaf_writer(what: str, space: Space, *, check_bounds: bool) -> Write:
             if value.shape != shape:
                 raise Refused(
                     "bad_shape",
-                    f"{what} has shape {value.shape}; this game was connected with {shape}",
+                    f"{what} is {sized(value.shape)}; this game was connected with {sized(shape)}",
                 )
             value = _lossless(what, value, dtype)
         # No element is larger than the norm, which is NaN if an element is; if it is too large,

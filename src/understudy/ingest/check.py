@@ -8,6 +8,7 @@ import numpy as np
 
 from understudy.core.errors import Refused, StorageFailed, StorageFull
 from understudy.core.tensors import Array
+from understudy.core.wording import joined
 from understudy.experience.chunk import Chunk, RowKind, chunk_of
 from understudy.experience.frame import FrameKind, decode_frame, read_close, read_drop
 from understudy.experience.game import GameSpec
@@ -112,14 +113,14 @@ def check_against_spec(chunk: Chunk, spec: GameSpec) -> None:
 def _check_named(chunk: Chunk, head: str, spaces: Mapping[str, Space]) -> None:
     columns = {name for name in chunk.columns if _head(name) == head}
     if columns != spaces.keys():
-        raise Refused("bad_columns", f"expected {sorted(spaces)}, got {sorted(columns)}")
+        raise Refused("bad_columns", f"expected {joined(spaces)}, got {joined(columns)}")
     for name, space in spaces.items():
         column = chunk.columns[name]
         if column.dtype != space.dtype or column.shape[1:] != space.shape:
             raise Refused(
                 "bad_columns",
-                f"{name!r} is {column.dtype}{column.shape[1:]}, expected "
-                f"{space.dtype}{space.shape}",
+                f"{name!r} is {column.dtype}{list(column.shape[1:])}, expected "
+                f"{space.dtype}{list(space.shape)}",
             )
 
 

@@ -28,6 +28,9 @@ _MAX_SHARE = 0.1
 _MIN_WEIGHT = 0.2
 """The lowest weight of a step, so that the steps of players who hardly play count five times as
 much as others at most."""
+_MAX_REPEATS = 4.0
+"""How often a step of people is drawn at most, relative to a draw in which all steps are equal.
+Where people have stopped playing, their share would be a few steps that are learned by heart."""
 _ROOM = 5.0
 """How many times the range of most players an observation may be outside of it."""
 
@@ -98,6 +101,8 @@ def shared_weights(
 ) -> SharedWeights:
     """The weights with which people have at least `people_share` of what is learned.
 
+    They have less where each of their steps would be drawn more than four times as often as if all
+    steps were drawn equally often, unless the share is 1: then only people's steps are learned.
     `people` and `bots`: how many steps of each player's sessions people and bots have decided. If
     bots have no more than the rest, or there are no steps of people, all are drawn equally often.
     Otherwise each player's share of the steps of people is limited, and that of the steps of bots:
@@ -112,8 +117,12 @@ def shared_weights(
     of_people, of_bots = np.ones((2, len(people)))
     of_people[by_people > 0] = step_weights(by_people[by_people > 0])
     of_bots[by_bots > 0] = step_weights(by_bots[by_bots > 0])
-    bot_rate = min(1.0, float(room * (by_people @ of_people) / (by_bots @ of_bots)))
-    return SharedWeights(of_people.tolist(), of_bots.tolist(), bot_rate)
+    bot_rate = room * (by_people @ of_people) / (by_bots @ of_bots)
+    if people_share < 1:
+        n_people = by_people.sum()
+        n_bots = by_bots.sum()
+        bot_rate = max(bot_rate, ((n_people + n_bots) / _MAX_REPEATS - n_people) / n_bots)
+    return SharedWeights(of_people.tolist(), of_bots.tolist(), min(1.0, float(bot_rate)))
 
 
 def n_unlike(n_players: int) -> int:

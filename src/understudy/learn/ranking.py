@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from understudy.algorithm import Batch
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
+from understudy.core.wording import joined
 from understudy.experience.game import GameSpec
 from understudy.learn import flat, networks
 from understudy.learn.adam import Adam, AdamState
@@ -68,8 +69,8 @@ class RankingConfig:
     def __post_init__(self) -> None:
         if min(self.updates, self.batch, *self.widths) < 1:
             raise ConfigError(
-                f"updates is {self.updates}, batch {self.batch} and widths {self.widths}; give "
-                "whole numbers from 1"
+                f"updates is {self.updates}, batch {self.batch} and widths "
+                f"{joined(self.widths)}; give whole numbers from 1"
             )
         if not (self.learning_rate > 0 and 0 < self.target_rate <= 1):
             raise ConfigError(

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from understudy.algorithm import Transitions
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.tensors import Array
+from understudy.core.wording import joined
 from understudy.experience.chunk import OPTIONAL, Chunk, RowKind
 from understudy.experience.game import GameSpec
 from understudy.experience.spaces import MAX_NUMBER, check_recordable
@@ -71,7 +72,7 @@ class RowLayout:
             if name != "raw_action" and name not in OPTIONAL:
                 raise ConfigError(
                     f"{name!r} is not an optional column; choose from "
-                    f"{['raw_action', *sorted(OPTIONAL)]}"
+                    f"{joined(['raw_action', *sorted(OPTIONAL)])}"
                 )
             self.columns[name] = (
                 actions if name == "raw_action" else ReplayColumn(OPTIONAL[name], ())

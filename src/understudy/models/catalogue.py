@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from understudy.core.errors import Refused
+from understudy.core.wording import joined
 from understudy.experience.skill import checked_noise
 from understudy.models.manifest import Manifest, manifest_from_json, model_name
 from understudy.ports import LiveModels
@@ -228,8 +229,8 @@ class Catalogue:
         if alias not in ALIASES or model_no not in (0, *self.models):
             raise Refused(
                 "bad_entry",
-                f"alias {alias!r} cannot point to model {model_no!r}; expected one of {ALIASES} "
-                "and a released model, or 0 for none",
+                f"alias {alias!r} cannot point to model {model_no!r}; expected one of "
+                f"{joined(ALIASES)}, and a released model, or 0 for none",
             )
         share = entry.get("share", CANARY_SHARE)
         if type(share) not in (int, float) or not 0 < share <= 1:

@@ -16,6 +16,7 @@ from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.core.names import game_name
 from understudy.core.signed import Signer, Trusted
+from understudy.core.wording import joined, shortened
 from understudy.models.shared import Entry, Shared
 from understudy.ports import Objects
 
@@ -64,7 +65,9 @@ class Key:
 
     def __post_init__(self) -> None:
         if not self.scopes or not set(self.scopes) <= set(SCOPES):
-            raise ConfigError(f"scopes are {list(self.scopes)}; use one or more of {list(SCOPES)}")
+            raise ConfigError(
+                f"scopes are {joined(self.scopes)}; use one or more of {joined(SCOPES)}"
+            )
         if self.game != EVERY_GAME:
             game_name(self.game)
         for origin in self.origins:
@@ -160,13 +163,13 @@ def _key(facts: Any) -> Key:
     if facts.keys() != names:
         raise Refused(
             "bad_entry",
-            f"a key has wrong fields: missing {sorted(names - facts.keys())}, unknown "
-            f"{sorted(facts.keys() - names)[:6]}; install the version that created it",
+            f"a key has wrong fields: missing {joined(names - facts.keys())}, unknown "
+            f"{joined(facts.keys() - names)}; install the version that created it",
         )
     try:
         return Key(**facts | {"scopes": tuple(facts["scopes"]), "origins": tuple(facts["origins"])})
     except (ConfigError, TypeError) as error:
-        raise Refused("bad_entry", str(error)[:200]) from None
+        raise Refused("bad_entry", shortened(str(error), 200)) from None
 
 
 class Keys:

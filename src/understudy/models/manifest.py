@@ -11,6 +11,7 @@ import numpy as np
 from understudy.core.errors import InvalidName, Refused
 from understudy.core.names import game_name
 from understudy.core.tensors import Array
+from understudy.core.wording import joined, shortened
 from understudy.nn.policy import Policy, decode_policy
 
 MAX_POLICY_BYTES = 256 * 1024 * 1024
@@ -72,7 +73,7 @@ def manifest_from_json(facts: Any) -> Manifest:
         manifest = Manifest(**_typed(facts, Manifest) | {"lineage": lineage})
         game_name(manifest.game)
     except (TypeError, KeyError, ValueError, InvalidName) as error:
-        raise Refused("bad_manifest", str(error)[:200]) from None
+        raise Refused("bad_manifest", shortened(str(error), 200)) from None
     is_hash = len(manifest.policy_sha256) == 64 and set(manifest.policy_sha256) <= set(
         "0123456789abcdef"
     )
@@ -89,7 +90,7 @@ def manifest_from_json(facts: Any) -> Manifest:
 def _typed(facts: Any, kind: type) -> dict[str, Any]:
     expected = {kind_field.name: kind_field.type for kind_field in fields(kind)}
     if not isinstance(facts, dict) or facts.keys() != expected.keys():
-        raise ValueError(f"a {kind.__name__} must have exactly the fields {sorted(expected)}")
+        raise ValueError(f"a {kind.__name__} must have exactly the fields {joined(expected)}")
     for name, value in facts.items():
         is_dict = name in ("lineage", "golden", "config", "metrics")
         expected_type: Any = dict if is_dict else expected[name]

@@ -31,6 +31,7 @@ from understudy.core.errors import (
 )
 from understudy.core.names import game_name
 from understudy.core.signed import Signer, Trusted, public_key_text
+from understudy.core.wording import joined
 from understudy.experience.game import GameSpec, spec_from_json
 from understudy.experience.skill import checked_noise
 from understudy.models.catalogue import ALIASES, MAX_WHY, Alias, Catalogue
@@ -276,7 +277,7 @@ class Registry:
         one was changed since it was read, nothing is written and Refused is raised (`superseded`).
         """
         if alias not in ALIASES:
-            raise ConfigError(f"alias {alias!r} is not known; use one of {ALIASES}")
+            raise ConfigError(f"alias {alias!r} is not known; use one of {joined(ALIASES)}")
         self.manifest(game, model_no)
         entry: Entry = {"alias": alias, "model_no": model_no, "why": why[:MAX_WHY]}
         if share is not None:
@@ -295,7 +296,7 @@ class Registry:
     ) -> None:
         """Let an alias of a schema point to no model; `epoch` and `seen` as in `set_alias`."""
         if alias not in ALIASES:
-            raise ConfigError(f"alias {alias!r} is not known; use one of {ALIASES}")
+            raise ConfigError(f"alias {alias!r} is not known; use one of {joined(ALIASES)}")
         entry = {"alias": alias, "model_no": 0, "schema": schema, "why": why[:MAX_WHY]}
         self._point(game, lambda _: entry, epoch=epoch, seen=seen)
 
@@ -473,14 +474,17 @@ class Registry:
         """The game's spec with this schema, or None; SpecError when it is damaged."""
         return self._spec(f"games/{game_name(game)}/{schema}.json")
 
-    def specs(self, game: str) -> Sequence[GameSpec]:
-        """Every spec of a game."""
-        names = self._objects.list(f"games/{game_name(game)}")
-        return [
-            spec
-            for name in names
-            if name.endswith(".json") and (spec := self._spec(name)) is not None
-        ]
+    def specs(self, game: str, *, skips_damaged: bool = False) -> Sequence[GameSpec]:
+        """Every spec of a game; SpecError for one that cannot be read, unless it is skipped."""
+        specs = []
+        for name in self._objects.list(f"games/{game_name(game)}"):
+            try:
+                if name.endswith(".json") and (spec := self._spec(name)) is not None:
+                    specs.append(spec)
+            except SpecError:
+                if not skips_damaged:
+                    raise
+        return specs
 
     def _spec(self, name: str) -> GameSpec | None:
         raw = self._objects.get(name)

@@ -25,8 +25,9 @@ import numpy as np
 
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
+from understudy.core.wording import joined
 from understudy.experience.game import GameSpec
-from understudy.experience.spaces import MAX_NUMBER, Box, Discrete
+from understudy.experience.spaces import MAX_NUMBER, Box, Discrete, describe
 
 DISCRETE = ("argmax", "epsilon_greedy", "categorical")
 GAUSSIAN = ("gaussian_clipped", "gaussian_tanh")
@@ -217,15 +218,15 @@ def head_for(game: GameSpec, kind: str | None = None) -> Head:
     if kind in DISCRETE:
         if game.discrete is None:
             raise ConfigError(
-                f"{kind} chooses one of n actions; {game.game} has {dict(game.action)}: use a "
+                f"{kind} chooses one of n actions; {game.game} has {describe(game.action)}: use a "
                 "gaussian head"
             )
         return Head(kind, game.discrete.n)
     space = game.action.get("")
     if not isinstance(space, Box) or space.dtype.kind != "f":
         raise ConfigError(
-            f"{game.game} has the actions {dict(game.action)}; policies support one Discrete or "
-            "one Box of floats: convert them in an env wrapper"
+            f"{game.game} has the actions {describe(game.action)}; policies support one Discrete "
+            "or one Box of floats: convert them in an env wrapper"
         )
     size = math.prod(space.shape)
     return Head(kind, size, _end(space.low, size, -math.inf), _end(space.high, size, math.inf))
@@ -277,8 +278,7 @@ def head_from_json(fields: Any) -> Head:
         )
     if fields.keys() != {"kind", "size", "low", "high"}:
         raise ConfigError(
-            f"a head has the fields {str(list(fields))[:80]}; expected exactly kind, size, low and "
-            "high"
+            f"a head has the fields {joined(fields)}; expected exactly kind, size, low and high"
         )
     ends = []
     for name, default in (("low", -math.inf), ("high", math.inf)):

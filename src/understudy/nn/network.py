@@ -21,6 +21,7 @@ import numpy as np
 from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
+from understudy.core.wording import joined
 
 NETWORK_FORMAT = 1
 MAX_LAYERS = 100
@@ -564,13 +565,13 @@ def network_from_json(raw: bytes | str) -> NetworkSpec:
             )
         if network.keys() != {"format", "inputs", "trunk", "heads"}:
             raise ConfigError(
-                f"a network must have format, inputs, trunk and heads, got {sorted(network)[:6]}"
+                f"a network must have format, inputs, trunk and heads, got {joined(network)}"
             )
         inputs = {}
         for name, column in network["inputs"].items():
             if column.keys() != {"shape", "dtype", "layers"}:
                 raise ConfigError(
-                    f"input {name!r} must have shape, dtype and layers, got {sorted(column)[:6]}"
+                    f"input {name!r} must have shape, dtype and layers, got {joined(column)}"
                 )
             shape = tuple(column["shape"])
             inputs[name] = Input(shape, DTYPES[column["dtype"]], _layers(column["layers"]))
@@ -611,8 +612,8 @@ def _layer(described: Any) -> Layer:
     names = {"layer", *(field.name for field in fields(kind))}
     if described.keys() != names:
         raise ConfigError(
-            f"a {name} layer has wrong fields: missing {sorted(names - described.keys())}, unknown "
-            f"{sorted(described.keys() - names)[:6]}; give {sorted(names)}"
+            f"a {name} layer has wrong fields: missing {joined(names - described.keys())}, unknown "
+            f"{joined(described.keys() - names)}; give {joined(names)}"
         )
     values = {
         key: tuple(value) if isinstance(value, list) else value
@@ -629,7 +630,7 @@ def checked_weights(spec: NetworkSpec, weights: Mapping[str, Any]) -> dict[str, 
     if weights.keys() != shapes.keys():
         raise ConfigError(
             f"weights have missing or unknown names: "
-            f"{sorted(weights.keys() ^ shapes.keys())[:6]}; give those of the network"
+            f"{joined(weights.keys() ^ shapes.keys())}; give those of the network"
         )
     copies = {}
     for name, shape in shapes.items():

@@ -14,8 +14,10 @@ from understudy.core import tensors
 from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.tensors import Array
+from understudy.core.wording import joined, shortened, sized
 from understudy.experience.game import GameSpec, random_action, spec_from_json
 from understudy.experience.skill import BotSkill
+from understudy.experience.spaces import describe
 from understudy.experience.writer import Read, check_mask, obs_reader
 from understudy.nn.forward import Forward, compile_network, compile_row
 from understudy.nn.heads import (
@@ -332,8 +334,8 @@ def decode_policy(raw: bytes | memoryview) -> Policy:
     if metadata.keys() != _METADATA:
         raise Refused(
             "bad_policy",
-            f"wrong metadata: missing {sorted(_METADATA - metadata.keys())}, unknown "
-            f"{sorted(metadata.keys() - _METADATA)[:6]}",
+            f"wrong metadata: missing {joined(_METADATA - metadata.keys())}, unknown "
+            f"{joined(metadata.keys() - _METADATA)}",
         )
     for name, array in weights.items():
         if array.dtype != np.float32 or not np.isfinite(array).all():
@@ -350,7 +352,7 @@ def decode_policy(raw: bytes | memoryview) -> Policy:
             priority=None if priority is None else InitialPriority(**priority),
         )
     except (ConfigError, TypeError) as error:
-        raise Refused("bad_policy", str(error)[:300]) from None
+        raise Refused("bad_policy", shortened(str(error), 300)) from None
 
 
 _METADATA = {"format", "game", "network", "head", "stack", "version", "priority"}
@@ -384,14 +386,15 @@ def _check_fit(policy: Policy) -> None:
             got = f"{column.dtype}{list(column.shape)}"
             raise ConfigError(
                 f"input {name!r} is {got}; {policy.game.game} with stack {policy.stack} has "
-                f"{dict(columns)}; give inputs with the shapes and dtypes of these columns"
+                f"{describe(columns)}; give inputs with the shapes and dtypes of these columns"
             )
     outputs = policy.network.outputs()
     for name in policy.head.outputs:
-        if outputs.get(name) != (policy.head.size,):
+        shape = outputs.get(name)
+        if shape != (policy.head.size,):
+            got = "is missing" if shape is None else f"has {sized(shape)}"
             raise ConfigError(
-                f"the network's head {name!r} has shape {outputs.get(name)}; {policy.head.kind} "
-                f"needs ({policy.head.size},)"
+                f"the network's head {name!r} {got}; {policy.head.kind} needs {policy.head.size}"
             )
 
 

@@ -20,6 +20,7 @@ from understudy.core.log import write_file
 from understudy.core.settings import Resolved as Resolved
 from understudy.core.settings import from_tree, setting
 from understudy.core.settings import mask_secrets as mask_secrets
+from understudy.core.wording import joined
 from understudy.experience.chunk import CONSENTS
 from understudy.models.gate import Bounds
 from understudy.release.schedule import ALGORITHMS, LearningSchedule
@@ -368,7 +369,7 @@ class Config:
                 resolver.settings()
             except (ValueError, ConfigError) as error:
                 raise ConfigError(
-                    f"learner.settings has {line[:80]!r} ({str(error)[:200]}); pass lines such as "
+                    f"learner.settings has {line[:80]!r} ({error}); pass lines such as "
                     f"'iql.widths = [128, 128]', each for one of {', '.join(ALGORITHMS)}"
                 ) from None
             by_algorithm.setdefault(algorithm, {}).update(values)
@@ -388,7 +389,8 @@ class Config:
         allowed = [consent for consent in CONSENTS if consent != "denied"]
         if not set(self.learner.learn_from) <= set(allowed):
             raise ConfigError(
-                f"learner.learn_from is {list(self.learner.learn_from)}; pass some of {allowed}"
+                f"learner.learn_from is {joined(self.learner.learn_from)}; pass one or more of "
+                f"{joined(allowed)}"
             )
         _ = self.algorithm_settings  # checks the lines
         for name in ("certificate", "certificate_key"):
@@ -400,7 +402,8 @@ class Config:
         _check_sections(self)
         if "gateway" in self.roles:
             _check_hosts(self.gateway)
-            _ = self.listen, self.gateway_config
+            self.listen.check_key_pair()
+            _ = self.gateway_config
         check_backends(stream=self.stream.url, store=self.store.url)
         if self.ingest.keep_days and self.store.url:
             raise ConfigError(

@@ -17,13 +17,14 @@ from understudy.backends.addresses import open_stream
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
 from understudy.core.clock import Clock
+from understudy.core.wording import shortened
 from understudy.experience.intake import deployment_key
 from understudy.platform.children import report, run_role, stop_with_parent
 from understudy.platform.config import Config
 from understudy.platform.platform import read_roles
 from understudy.serve.gateway import Gateway
 from understudy.serve.server import GatewayServer
-from understudy.serve.state import GatewayState
+from understudy.serve.state import GameProgress, GatewayState
 
 _REPORT_EVERY_S = 0.5
 
@@ -122,7 +123,7 @@ def main(data: DataFolder, config: Config) -> None:
                 if is_ready.wait(0.05):
                     roles = read_roles(data, opened.clock.now())
                     states[-1].roles = role_states(roles)
-                    states[-1].missing_steps = missing_steps(roles)
+                    states[-1].progress = learner_progress(roles)
                     report(
                         {
                             "is_ready": True,
@@ -141,14 +142,17 @@ def main(data: DataFolder, config: Config) -> None:
     server.run(on_ready=is_ready.set)
 
 
-def missing_steps(roles: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the steps to each game's next candidate, as the learner of this machine reports."""
+def learner_progress(roles: Sequence[Mapping[str, Any]]) -> dict[str, GameProgress]:
+    """Return what the learner of this machine reports of each game."""
     reports = (role["report"].get("games", {}) for role in roles if role["role"] == "learner")
     games: dict[str, dict[str, Any]] = next(reports, {})
     return {
-        name: game["missing_steps"]
+        name: GameProgress(
+            missing_steps=game.get("missing_steps"),
+            schema=game.get("schema"),
+            schema_steps=game.get("schema_steps", {}),
+        )
         for name, game in games.items()
-        if game.get("missing_steps") is not None
     }
 
 
@@ -178,7 +182,7 @@ def _figures(state: GatewayState) -> dict[str, Any]:
     return {
         **totals,
         "waiting_bytes": state.appender.waiting_bytes,
-        "storage_error": state.appender.error[:300],
+        "storage_error": shortened(state.appender.error, 1000),
     }
 
 

@@ -37,6 +37,7 @@ from understudy.backends.specs import RegistrySpecs, registered_specs
 from understudy.core.errors import ConfigError, StorageFull, Unreachable
 from understudy.core.log import FileLock, make_folder
 from understudy.core.watch import FolderWatch
+from understudy.core.wording import shortened
 from understudy.experience.intake import check_data_folder, deployment_key
 from understudy.ingest.check import check
 from understudy.ingest.service import (
@@ -281,7 +282,7 @@ class IngestRole:
             "lag_s": round(self.service.lag_s, 4),
             "fates": dict(stats.fates),
             "refusals": dict(stats.refusals),
-            "storage_error": stats.error[:300],
+            "storage_error": shortened(stats.error, 1000),
             **({} if self._spark is None else {"engine": "spark", **self.spark_figures()}),
         }
 

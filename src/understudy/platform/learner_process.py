@@ -32,6 +32,7 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Corrupt, Fenced, StorageFull, Unreachable
 from understudy.core.log import make_folder, write_file
 from understudy.core.names import game_name_of_env
+from understudy.core.wording import shortened
 from understudy.learn.compile_cache import use_compile_cache
 from understudy.models.registry import Registry
 from understudy.platform.children import FENCED, report, reporting, run_role, stop_with_parent
@@ -215,7 +216,7 @@ class LearnerRole:
                 try:
                     self._games[name] = GameLearner(name, context, owner=self._owner)
                 except Corrupt as error:
-                    _log.error("game_not_learned", game=name, error=str(error)[:500])
+                    _log.error("game_not_learned", game=name, error=shortened(str(error), 500))
                     continue
                 _log.info("game", game=name, epoch=self._games[name].epoch)
         return len(self._games) > n_before

@@ -22,6 +22,7 @@ from understudy.backends.deployment import Deployment, open_deployment
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.log import FileLock, is_locked, make_folder, write_file
+from understudy.core.wording import shortened
 from understudy.experience.intake import deployment_key
 from understudy.platform.children import FENCED, USAGE_ERROR, Child, python_module
 from understudy.platform.config import Config, write_config
@@ -405,7 +406,9 @@ def _reason(code: int | None, child: Child) -> tuple[str, str]:
         else f"ended with exit code {code}"
     )
     *_, last_line = ["", *child.errors.strip().splitlines()]
-    return f"{how}: {last_line[:300]}" if last_line and (code or 0) > 0 else how, last_line
+    if last_line and (code or 0) > 0:
+        how = f"{how}: {shortened(last_line, 1000)}"
+    return how, last_line
 
 
 # --- the state of roles, for other processes ------------------------------------------------------

@@ -22,6 +22,7 @@ import structlog
 
 from understudy.core.errors import ConfigError, Corrupt, Fenced, LearningFailed, UnderstudyError
 from understudy.core.plural import plural
+from understudy.core.wording import shortened
 from understudy.experience.game import GameSpec
 from understudy.experience.skill import DEFAULT_NOISE
 from understudy.models.calibration import calibrate, has_moved, is_due, measured
@@ -99,7 +100,10 @@ class GameLearner:
         except UnderstudyError as error:
             if str(error) != self._logged_error:
                 _log.error(
-                    "learning_failed", game=self.game, error=str(error)[:300], retry_in_s=_RETRY_S
+                    "learning_failed",
+                    game=self.game,
+                    error=shortened(str(error), 500),
+                    retry_in_s=_RETRY_S,
                 )
             self._error = self._logged_error = str(error)
             self._next = Next(
@@ -128,7 +132,7 @@ class GameLearner:
         self._n_failures = 0
         self._error = ""
         self._retry_at_s = 0.0
-        _log.error("algorithm_given_up", game=self.game, why=self._gave_up_why[:500])
+        _log.error("algorithm_given_up", game=self.game, why=shortened(self._gave_up_why, 500))
 
     def _step(self) -> bool:
         context = self._context
@@ -144,9 +148,10 @@ class GameLearner:
             learn_from=context.config.learn_from,
         )
         if self._spec is None or self._spec.schema != schema:
-            self._spec = next(
-                (spec for spec in context.registry.specs(self.game) if spec.schema == schema), None
-            )
+            # Only this one is read: an earlier one may be damaged.
+            registered = context.registry.spec(self.game, schema) if schema else None
+            is_intact = registered is not None and registered.schema == schema
+            self._spec = registered if is_intact else None
         spec = self._spec
         if spec is None:
             self._next = Next(
@@ -262,7 +267,7 @@ class GameLearner:
         try:
             policy = registry.policy(self.game, model_no)
         except UnderstudyError as error:  # only time is lost
-            _log.warning("no_warm_start", game=self.game, why=str(error)[:300])
+            _log.warning("no_warm_start", game=self.game, why=shortened(str(error), 500))
             return None
         temperature = registry.manifest(self.game, model_no).lineage.config.get("temperature", 1.0)
         return model_name(self.game, model_no), policy.at_temperature(1 / temperature)
@@ -459,13 +464,18 @@ class GameLearner:
             'or set learn_from = ["granted", "unknown"] and restart the learner'
         )
         last = self._decision
+        schemas = context.store_stats.schemas.get(self.game, {})
         return {
             "game": self.game,
+            "schema": spec.schema if spec else None,
+            "schema_steps": {name: stored.steps.total() for name, stored in schemas.items()},
             "phase": training.algorithm if training else "",
             "doing": self._next.action,
             "why": self._next.why,
             "missing_steps": self._next.missing_steps,
             "error": self._error,
+            # Between two failures a training may work for a while.
+            "failing": self._error or (self._logged_error if self._n_failures > 1 else ""),
             "gave_up": self._gave_up_why,
             "schedule": schedule_text(
                 context.config.schedule,

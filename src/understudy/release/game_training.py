@@ -16,6 +16,7 @@ from understudy.backends.data import DataFolder
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Corrupt
 from understudy.core.tensors import Array
+from understudy.core.wording import joined
 from understudy.experience.chunk import CONSENTS
 from understudy.experience.game import GameSpec
 from understudy.learn.centre import find_centre, may_have_centre
@@ -68,7 +69,7 @@ class LearnerServiceConfig:
             )
         if unknown := self.settings.keys() - set(ALGORITHMS):
             raise ConfigError(
-                f"settings are given for {sorted(unknown)}; give only those of "
+                f"settings are given for {joined(unknown)}; give only those of "
                 f"{', '.join(ALGORITHMS)}"
             )
         if not 0 < self.checkpoint_every_s < 1e6:

@@ -17,6 +17,7 @@ import numpy as np
 
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.tensors import Array
+from understudy.core.wording import shortened
 from understudy.experience.game import GameSpec, nested
 from understudy.experience.spaces import Box, Discrete, MultiDiscrete, Space
 from understudy.models.gate import ModelCheck
@@ -78,7 +79,7 @@ def check_model(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelChe
     try:
         policy = open_policy(manifest, raw)  # hash, format, finite weights, golden outputs
     except UnderstudyError as error:
-        return [ModelCheck("loads", False, str(error)[:300])]
+        return [ModelCheck("loads", False, shortened(str(error), 300))]
     checks = [ModelCheck("size", True), ModelCheck("loads", True)]
     try:
         checks.append(_chooses_valid_actions(policy))

@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from understudy.core.errors import InvalidName, Refused, StorageFull, UnderstudyError
 from understudy.core.names import game_name
+from understudy.core.wording import shortened
 from understudy.models import keys
 from understudy.models.keys import NO_KEY, Key, Keys
 from understudy.serve.state import GatewayState, HeldMemory
@@ -395,5 +396,5 @@ def error_answer(error: Exception) -> Answer:
         headers["allow"] = error.allow
     if retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(retry_after_s)))
-    failure = Failure(code=code, detail=detail[:400], retry_after_s=retry_after_s)
+    failure = Failure(code=code, detail=shortened(detail, 400), retry_after_s=retry_after_s)
     return Answer(Failed(error=failure), status, headers=headers)

@@ -16,6 +16,7 @@ from understudy.core.clock import Clock
 from understudy.core.errors import InvalidName, Refused, StorageFull
 from understudy.core.names import GameName, PlayerName, player_name
 from understudy.core.tensors import MAX_HEADER_BYTES, Array
+from understudy.core.wording import joined
 from understudy.experience.chunk import (
     MAX_STEPS,
     OPTIONAL,
@@ -50,7 +51,8 @@ def frame_of(sent: ChunkColumns, specs: Mapping[str, GameSpec]) -> tuple[Frame, 
     if sent.schema is not None:
         if sent.schema not in specs:
             raise Refused(
-                "unknown_schema", f"this game has no such schema; send one of {sorted(specs)[:4]}"
+                "unknown_schema",
+                f"this game has no such schema; send one of {joined(specs, most=4)}",
             )
         return _frame(sent, specs[sent.schema]), player
     fitting = None
@@ -113,12 +115,13 @@ def _arrays(sent: ChunkColumns, spec: GameSpec) -> dict[str, Array]:
     n_actions = spec.discrete.n if spec.discrete is not None else 0
     kinds["action_mask"] = (np.dtype(np.bool_), (n_actions,))
     if unknown := sent.columns.keys() - kinds.keys():
-        names = [name[:40] for name in sorted(unknown)[:4]]
         raise Refused(
-            "bad_columns", f"{names} are not columns of {spec.game}; known: {sorted(kinds)[:40]}"
+            "bad_columns",
+            f"{joined(unknown, most=4)} are not columns of {spec.game}; known are "
+            f"{joined(kinds, most=40)}",
         )
     if missing := {*REQUIRED, *spec.obs_columns, *spec.action_columns} - sent.columns.keys():
-        raise Refused("bad_columns", f"the columns {sorted(missing)[:8]} are missing; add them")
+        raise Refused("bad_columns", f"the columns {joined(missing)} are missing; add them")
     return {name: _array(name, values, *kinds[name]) for name, values in sent.columns.items()}
 
 

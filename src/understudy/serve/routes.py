@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 import understudy
 from understudy.core.errors import Corrupt, Refused, SpecError
+from understudy.core.wording import joined
 from understudy.experience.frame import (
     CONTENT_TYPE,
     MAX_FRAME_BATCH_BYTES,
@@ -27,6 +28,7 @@ from understudy.serve import wire
 from understudy.serve.api import JSON, Answer, ApiRoute, Call
 from understudy.serve.bots import newest_of
 from understudy.serve.intake import Admitted, close_of, frame_of
+from understudy.serve.state import GameProgress
 
 POLICY_TYPE = "application/vnd.understudy.policy"
 _KIB = 1024
@@ -102,6 +104,7 @@ async def list_games(call: Call) -> Answer:
 async def show_game(call: Call) -> Answer:
     specs = await call.gateway_state.specs.of(call.game)
     catalogue = await _catalogue(call)
+    progress = call.gateway_state.progress.get(call.game, GameProgress())
     return Answer(
         wire.GameInfo(
             game=call.game,
@@ -109,7 +112,9 @@ async def show_game(call: Call) -> Answer:
             champion=catalogue.model_of("champion"),
             canary=catalogue.model_of("canary"),
             champions={pointer.schema: pointer.model_no for pointer in catalogue.live("champion")},
-            missing_steps=call.gateway_state.missing_steps.get(call.game),
+            missing_steps=progress.missing_steps,
+            trained_schema=progress.schema,
+            steps=dict(progress.schema_steps),
         )
     )
 
@@ -135,7 +140,8 @@ async def show_spec(call: Call) -> Answer:
     spec = specs.get(str(call.path_params["schema"]))
     if spec is None:
         raise Refused(
-            "not_found", f"{call.game} has no such schema; use one of {sorted(specs)[:4]}"
+            "not_found",
+            f"{call.game} has no such schema; use one of {joined(specs, most=4)}",
         )
     return Answer(spec.to_json())
 
@@ -283,7 +289,8 @@ async def _specs(call: Call, ask: wire.Ask, *, waits: bool = True) -> list[GameS
         return list(specs.values())
     if ask.schema not in specs:
         raise Refused(
-            "unknown_schema", f"{call.game} has no such schema; send one of {sorted(specs)[:4]}"
+            "unknown_schema",
+            f"{call.game} has no such schema; send one of {joined(specs, most=4)}",
         )
     return [specs[ask.schema]]
 

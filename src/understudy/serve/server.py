@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from understudy.core.errors import ConfigError
 from understudy.core.location import is_loopback
+from understudy.core.wording import joined
 from understudy.serve.gateway import Gateway
 from understudy.serve.wire import (
     HEAD_TOO_LARGE,
@@ -88,8 +89,8 @@ class Listen:
         most = (self.max_connections, self.max_keyless_connections)
         if min(most) < 1 or not all(0 < time_s < 1e6 for time_s in times):
             raise ConfigError(
-                f"max_connections and max_keyless_connections are {most} and the timeouts are "
-                f"{times} s; pass at least 1 connection, and timeouts above 0 and below 1e6"
+                f"max_connections and max_keyless_connections are {joined(most)}, and the timeouts "
+                f"{joined(times)} s; pass at least 1 connection, and timeouts above 0 and below 1e6"
             )
         for proxy in self.trusted_proxies:
             try:
@@ -99,6 +100,21 @@ class Listen:
                     f"trusted_proxies has {proxy[:60]!r}: {error}; pass addresses or networks, "
                     "such as 10.0.0.7 or 10.0.0.0/8"
                 ) from None
+
+    def check_key_pair(self) -> None:
+        """Raise ConfigError if the TLS files, if there are any, are no certificate and its key."""
+        if self.certificate is None:
+            return
+        try:
+            # With a passphrase, so that OpenSSL does not ask for that of an encrypted key.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                self.certificate, self.certificate_key, password=""
+            )
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"{self.certificate} and {self.certificate_key} are not a certificate and its "
+                f"key: {error}; pass both as PEM files, the key without a passphrase"
+            ) from None
 
 
 class GatewayServer:
@@ -161,18 +177,8 @@ class _Uvicorn(uvicorn.Server):
             ssl_certfile=listen.certificate,
             ssl_keyfile=listen.certificate_key,
         )
-        try:
-            if listen.certificate is not None:
-                # With a passphrase, so that OpenSSL does not ask for that of an encrypted key.
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-                    listen.certificate, listen.certificate_key, password=""
-                )
-            config.load()
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                f"{listen.certificate} and {listen.certificate_key} are not a certificate and its "
-                f"key: {error}; pass both as PEM files, the key without a passphrase"
-            ) from None
+        listen.check_key_pair()
+        config.load()
         super().__init__(config)
 
     @contextlib.contextmanager

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Corrupt, Refused, SpecError, UnderstudyError
 from understudy.core.signed import Trusted, public_key_text
+from understudy.core.wording import joined
 from understudy.experience.frame import MAX_FRAME_BATCH_BYTES
 from understudy.experience.game import GameSpec
 from understudy.models.keys import Key, Keys
@@ -85,7 +86,7 @@ class GatewayConfig:
         if not all(0 < time_s < 1e6 for time_s in times):
             raise ConfigError(
                 "follow_every_s, keys_every_s, body_timeout_s, max_poll_s and decide_within_s are "
-                f"{times}; pass seconds above 0 and below 1e6"
+                f"{joined(times)}; pass seconds above 0 and below 1e6"
             )
         if self.keys_every_s > 1:
             raise ConfigError(
@@ -399,6 +400,18 @@ class MemoryBudget:
             victim.release()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GameProgress:
+    """What the learner reports of a game."""
+
+    missing_steps: int | None = None
+    """Steps to its next candidate."""
+    schema: str | None = None
+    """The schema that is trained now."""
+    schema_steps: Mapping[str, int] = field(default_factory=dict)
+    """Recorded steps, by schema."""
+
+
 @dataclass(slots=True)
 class GatewayState:
     """What the routes use; created on the event loop that runs them."""
@@ -413,8 +426,8 @@ class GatewayState:
     is_ready: bool = field(default=False, init=False)
     roles: Mapping[str, str] = field(default_factory=dict, init=False)
     """The state of each role that runs beside this gateway, by name; `/readyz` returns it."""
-    missing_steps: Mapping[str, int] = field(default_factory=dict, init=False)
-    """Steps to each game's next candidate, if the learner runs beside this gateway."""
+    progress: Mapping[str, GameProgress] = field(default_factory=dict, init=False)
+    """Of each game, if the learner runs beside this gateway."""
 
     disk: ThreadPoolExecutor = field(init=False)
     """Threads that read and write the registry."""

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from understudy.core.errors import Refused
+from understudy.core.wording import shortened
 from understudy.experience.frame import MAX_COUNT
 from understudy.experience.skill import MAX_TEMPERATURE
 from understudy.ports import Ack
@@ -45,7 +46,7 @@ def read_json(content: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise Refused("bad_body", str(error)[:200]) from None
+        raise Refused("bad_body", shortened(str(error), 200)) from None
 
 
 def read_numbers(raw: msgspec.Raw, shapes: Iterable[tuple[int, ...]], *, what: str) -> Any:
@@ -179,6 +180,10 @@ class GameInfo(Struct, frozen=True, kw_only=True):
     """The champion's model number of every schema that has one."""
     missing_steps: int | None = None
     """Steps to record before the next candidate, or the first bot, is trained; null: not known."""
+    trained_schema: str | None = None
+    """The schema that is trained now; null: not known."""
+    steps: dict[str, int]
+    """Recorded steps of every schema, as far as they are known."""
 
 
 class Registered(Struct, frozen=True, kw_only=True):

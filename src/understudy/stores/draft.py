@@ -10,6 +10,7 @@ from zlib import crc32
 
 import msgspec
 
+from understudy.core.wording import shortened
 from understudy.experience.frame import (
     HEADER_BYTES,
     Frame,
@@ -212,7 +213,7 @@ class Draft:
         if any(session) and crc in self._crcs(session, chunk_no):
             return
         # Without lone surrogates, which no store can write.
-        detail = refused.detail[:300].encode("utf-8", "replace").decode()
+        detail = shortened(refused.detail, 300).encode("utf-8", "replace").decode()
         self.quarantined.append(
             QuarantinedFrame(
                 id=self._next_quarantine,

@@ -11,6 +11,7 @@ import gymnasium
 from understudy.act.vector import Envs, game_of, make_envs
 from understudy.act.vector_envs import layers_of
 from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
+from understudy.core.wording import joined, pairs
 from understudy.experience.game import GameSpec
 from understudy.experience.spaces import Box
 
@@ -83,8 +84,8 @@ class GameChoice:
         except UnderstudyError:
             raise
         except Exception as error:
-            parts = [f"wrappers {list(self.wrappers)}"] if self.wrappers else []
-            parts += [f"env_kwargs {dict(self.env_kwargs)}"] if self.env_kwargs else []
+            parts = [f"wrappers {joined(map(_path_of, self.wrappers))}"] if self.wrappers else []
+            parts += [f"env_kwargs {pairs(self.env_kwargs)}"] if self.env_kwargs else []
             raise ConfigError(
                 f"envs of {self.name} cannot be created: {type(error).__name__}: {error}; check "
                 f"{' and '.join(parts) or 'the game itself'}"
@@ -164,9 +165,9 @@ def inspect_env(choice: GameChoice) -> EnvInfo:
         spec = _inspect(choice, is_training=True).spec
         if replace(spec, max_episode_steps=info.spec.max_episode_steps) != info.spec:
             raise ConfigError(
-                f"the wrappers {list(choice.wrappers)} change the spaces of {choice.name} in "
-                "training only, where its policy could not be evaluated; remove the prefix "
-                f"{_TRAIN_ONLY!r} of those that change spaces"
+                f"the wrappers {joined(map(_path_of, choice.wrappers))} change the spaces of "
+                f"{choice.name} in training only, where its policy could not be evaluated; remove "
+                f"the prefix {_TRAIN_ONLY!r} of those that change spaces"
             )
     return info
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core.errors import ConfigError
+from understudy.core.settings import value_text
 from understudy.nn.network import NetworkSpec
 from understudy.nn.policy import Policy
 from understudy.training.env_info import GameChoice, choice_of
@@ -36,9 +37,10 @@ def check_agrees(
 ) -> None:
     """ConfigError for the first argument that differs from the run; omitted ones always match."""
     for name, current, requested in _differences(facts, settings, choice, request):
+        how = f"without {name}" if current is None else f"with {name} {value_text(current)}"
         raise ConfigError(
-            f"{root} was started with {name} {current!r}, not {requested!r}; omit it to resume "
-            "that run, or give another folder for a new one"
+            f"{root} was started {how}, not {value_text(requested)}; omit it to resume that run, "
+            "or give another folder for a new one"
         )
 
 

@@ -29,6 +29,7 @@ from understudy.core.settings import (
     parse_text,
     setting,
     toml_text,
+    value_text,
 )
 from understudy.experience.game import GameSpec
 from understudy.nn.network import NetworkSpec
@@ -347,7 +348,8 @@ class Resolver:
     def _checked(self, section: str, leaf: Leaf, value: Any, *, origin: str = "") -> Any:
         if leaf.name == "network" and not isinstance(value, NetworkSpec):
             raise ConfigError(
-                f"network is {value!r}; give widths as --network 64,64, or a NetworkSpec in Python"
+                f"network is {value_text(value)}; give widths as --network 64,64, or a "
+                "NetworkSpec in Python"
             )
         return check_value(leaf, value, origin=origin, may_move=section == "knobs")
 
@@ -408,13 +410,13 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
         )
     if not isinstance(fields.get("algorithm", ""), str):
         raise ConfigError(
-            f'{name} has algorithm = {fields["algorithm"]!r}; give a name such as "dqn"'
+            f'{name} has algorithm = {value_text(fields["algorithm"])}; give a name such as "dqn"'
         )
     for section in fields.keys() & SECTIONS:
         if not isinstance(fields[section], dict):
             raise ConfigError(
-                f"{name} has {section} = {fields[section]!r}; write a section [{section}] with its "
-                "settings"
+                f"{name} has {section} = {value_text(fields[section])}; write a section "
+                f"[{section}] with its settings"
             )
     return fields
 

@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gymnasium.error import UnregisteredEnv
+
 from understudy.backends.local import has_store, open_view
 from understudy.core.errors import ConfigError, GameFailed, Locked
 from understudy.core.log import FileLock
@@ -400,6 +402,8 @@ def _run(
                     why_not = f"{choice.name} is not the game that was recorded: its {difference}"
             except (ConfigError, GameFailed) as error:
                 why_not = str(error)
+                if isinstance(error.__cause__, UnregisteredEnv):
+                    why_not = f"{choice.name} has no Gymnasium env here that the policy could play"
         evaluator = Evaluator(None, why_not=why_not)
         if played is not None and not why_not:
             evaluator = make_evaluator(

@@ -16,6 +16,7 @@ from understudy.algorithm import Batch, Decision, Feedback, Schedule, Transition
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
+from understudy.experience.spaces import describe
 from understudy.learn import flat, networks
 from understudy.learn.adam import Adam, norm_of
 from understudy.learn.architecture import network_for
@@ -94,8 +95,8 @@ class Dqn:
     def __post_init__(self) -> None:
         if self.game.discrete is None:
             raise ConfigError(
-                f"dqn needs one Discrete action; {self.game.game} has {dict(self.game.action)}; "
-                "use ppo, or iql for recorded play"
+                f"dqn needs one Discrete action; {self.game.game} has "
+                f"{describe(self.game.action)}; use ppo, or iql for recorded play"
             )
 
     @property
