@@ -6,7 +6,7 @@ import warnings
 from collections import deque
 from dataclasses import dataclass
 from threading import Event, Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, SupportsFloat, TypeVar
 
 from understudy.core.clock import Clock
 from understudy.core.errors import Closed, Refused
@@ -163,11 +163,14 @@ class Tolerance:
             )
 
 
+LogEntry = tuple[bytes, Any, int, int, float] | SupportsFloat
+"""A decision (observation and action as packed, by, frames, and when), or a reward."""
+
+
 class Session:
     """One player's seat in one client: a lock, the rows being built, and whether it is in use."""
 
     __slots__ = (
-        "_monotonic",
         "_started_s",
         "builder",
         "clock",
@@ -178,6 +181,8 @@ class Session:
         "is_due",
         "is_held",
         "lock",
+        "log",
+        "monotonic",
         "n_uses",
         "player",
         "seat",
@@ -199,6 +204,13 @@ class Session:
         self.handoff = handoff
         self.clock = clock
         self.lock = Lock()
+        """Guards the builder, and who may use the log."""
+        self.log: list[LogEntry] = []
+        """Calls that the builder does not have yet; the running episode appends without the lock.
+
+        An episode may append while this is its own list, which is so from its first decision to its
+        end. It then looks at `is_due`, and calls `settle` if no thread would do so soon.
+        """
         self.ended = False
         """Whether later calls are ignored; set under the lock."""
         self.is_due = False
@@ -207,7 +219,7 @@ class Session:
         """Whether an episode or recorder uses the session now."""
         self.n_uses = 0
         """How often the session was acquired, so that late notices of earlier uses are ignored."""
-        self._monotonic = clock.monotonic
+        self.monotonic = clock.monotonic
         self._started_s = self.idle_since_s = clock.monotonic()
         builder.on_waiting = self._queue
 
@@ -216,9 +228,15 @@ class Session:
         """Whether its episodes are recorded; if not, their steps are only counted."""
         return not isinstance(self.handoff, RecordingRate)
 
-    def t_ms(self) -> int:
-        """Milliseconds since the session began."""
-        return int((self._monotonic() - self._started_s) * 1000)
+    def t_ms(self, now_s: float | None = None) -> int:
+        """Milliseconds from the session's begin until now."""
+        return int(((self.monotonic() if now_s is None else now_s) - self._started_s) * 1000)
+
+    @property
+    def waiting_steps(self) -> int:
+        """The number of closed steps not yet submitted to the sender."""
+        # Each decision in the log closes the step before it.
+        return self.builder.closed_steps + sum(type(entry) is tuple for entry in self.log)
 
     @property
     def is_old(self) -> bool:
@@ -230,7 +248,21 @@ class Session:
     def _queue(self) -> None:
         if not self.is_due:
             self.is_due = True
-            self.handoff.due.append((self, self._monotonic()))
+            self.handoff.due.append((self, self.monotonic()))
+
+    def settle(self) -> ChunkBuilder:
+        """Move the log into the builder and return it; called under the lock before its use."""
+        log = self.log
+        builder = self.builder
+        for _ in range(len(log)):
+            entry = log.pop(0)
+            if not isinstance(entry, tuple):
+                builder.add_reward(entry)
+                continue
+            obs, action, by, frames, now_s = entry
+            if builder.decide_packed(obs, action, by, frames, self.t_ms(now_s)):
+                self.submit()
+        return builder
 
     def submit(self) -> None:
         """Pass the closed rows to the sender; called under the lock."""
@@ -240,7 +272,9 @@ class Session:
 
     def cut(self) -> None:
         """Cut the running episode after its last closed step; called under the lock."""
-        if self.builder.in_episode and self.builder.cut():
+        builder = self.settle()
+        self.log = []
+        if builder.in_episode and builder.cut():
             self.submit()
 
     def submit_due(self, timeout_s: float) -> bool:
@@ -251,7 +285,9 @@ class Session:
         if not self.lock.acquire(timeout=timeout_s):
             return False
         try:
+            # In this order: an entry that comes too late for `settle` finds the session not due.
             self.is_due = False
+            self.settle()
             self.submit()
         finally:
             self.lock.release()
@@ -385,9 +421,7 @@ class Sessions:
     def waiting_steps(self, *, is_recorded: bool) -> int:
         """The number of closed steps not yet submitted to the sender."""
         return sum(
-            session.builder.closed_steps
-            for session in self.live()
-            if session.is_recorded == is_recorded
+            session.waiting_steps for session in self.live() if session.is_recorded == is_recorded
         )
 
     @property
@@ -461,6 +495,7 @@ class Sessions:
         for sessions in self._live.values():
             for session in sessions.values():
                 session.lock = Lock()
+                session.log = []
                 session.ended = True
         self._live.clear()
         self._free.clear()
