@@ -27,8 +27,10 @@ Decider = Literal["unknown", "person", "bot", "script"]
 BY: Mapping[str, int] = {by.name.lower(): int(by) for by in By}
 
 _NUMBERS = frozenset({float, int, np.float32, np.float64})
-_USUAL = 1e6
-"""Rewards up to this are added later: they are far below the bound on the sum of a step's."""
+_LEAST = -1e6
+_MOST = 1e6
+"""Rewards of these types and sizes go to the log: no number of them in a log reaches MAX_NUMBER, or
+moves a sum of that size beyond it in float32."""
 
 
 class ChosenAction(NamedTuple):
@@ -190,7 +192,7 @@ class Episode:
         self._chooser = ActionChooser(bots, skill)
         self._layout = session.builder.layout
         self._log: list[LogEntry] = []
-        """The session's log, from the first decision to the end."""
+        """The session's log from the first decision to the end."""
         self._over: str | None = None
         with session.lock:
             block = session.builder.begin(note, consent=consent)
@@ -264,12 +266,15 @@ class Episode:
 
         Completes the previous step, whose next observation is `obs`. For a bot, use `act`.
         """
-        # Most calls only copy the observation and append to the log, without the lock. They touch
-        # as little code and data as possible: at 60 Hz, none of it is in the processor's caches.
+        # Most calls only copy the observation and append to the log, without the lock. They run
+        # as little code as possible: after a pause of 16 ms, none of it is in the processor's
+        # caches. Functions are called as locals, because Python finds attributes of a class faster.
         session = self._session
         log = self._log
         if session.log is log and action_mask is None and extras is None:
             layout = self._layout
+            pack_obs = layout.pack_obs
+            monotonic = session.monotonic
             try:
                 if type(action) is int and layout.first_action <= action < layout.end_action:
                     chosen = action
@@ -277,12 +282,10 @@ class Episode:
                     chosen = layout.pack_action(action)
                 if frames != 1:
                     frames = check_frames(frames)
-                log.append((layout.pack_obs(obs), chosen, BY[by], frames, session.monotonic()))
+                log.append((pack_obs(obs), chosen, BY[by], frames, monotonic()))
             except Exception:
-                is_valid = False  # below, it is refused
+                pass  # refused below, under the lock
             else:
-                is_valid = True
-            if is_valid:
                 if not session.is_due or len(log) >= layout.n_rows:
                     with session.lock:
                         session.settle()
@@ -309,8 +312,8 @@ class Episode:
         log = self._log
         if (
             session.log is log
-            and type(x) in _NUMBERS
-            and -_USUAL <= x <= _USUAL  # type: ignore[operator]
+            and (type(x) is float or type(x) in _NUMBERS)
+            and _LEAST <= x <= _MOST  # type: ignore[operator]
             and len(log) < self._layout.n_rows
         ):
             return log.append(x)
@@ -399,12 +402,12 @@ class Episode:
 
     def _leave(self, reason: str) -> None:
         self._over = reason
-        self._session.log = []
+        self._session.log = []  # what another thread appends to the old one came too late
         self._sessions.release(self._session)
 
     def _reject(self, error: Exception) -> None:
-        self._session.settle()
-        self._session.log = []
+        # Even if the error is raised: an observation may be staged, for which a reward is early.
+        self._session.detach()
         refused = self._tolerance.judge(error)
         self._session.cut()
         self._leave("")

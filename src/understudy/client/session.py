@@ -204,12 +204,13 @@ class Session:
         self.handoff = handoff
         self.clock = clock
         self.lock = Lock()
-        """Guards the builder, and who may use the log."""
+        """Guards the builder, and which list is the log."""
         self.log: list[LogEntry] = []
-        """Calls that the builder does not have yet; the running episode appends without the lock.
+        """Decisions and rewards that are not in the builder yet, at most about a block of them.
 
-        An episode may append while this is its own list, which is so from its first decision to its
-        end. It then looks at `is_due`, and calls `settle` if no thread would do so soon.
+        It belongs to the running episode, which appends to it without the lock, from its first
+        decision until `detach`. The sender settles it with the steps that are due. If the session
+        is not due after an append, the episode settles it itself, so that no step is forgotten.
         """
         self.ended = False
         """Whether later calls are ignored; set under the lock."""
@@ -251,7 +252,7 @@ class Session:
             self.handoff.due.append((self, self.monotonic()))
 
     def settle(self) -> ChunkBuilder:
-        """Move the log into the builder and return it; called under the lock before its use."""
+        """Move the log into the builder, and return that; called under the lock."""
         log = self.log
         builder = self.builder
         for _ in range(len(log)):
@@ -264,6 +265,11 @@ class Session:
                 self.submit()
         return builder
 
+    def detach(self) -> None:
+        """Settle the log, which belongs to no episode from then on; called under the lock."""
+        self.settle()
+        self.log = []
+
     def submit(self) -> None:
         """Pass the closed rows to the sender; called under the lock."""
         block = self.builder.take()
@@ -272,9 +278,8 @@ class Session:
 
     def cut(self) -> None:
         """Cut the running episode after its last closed step; called under the lock."""
-        builder = self.settle()
-        self.log = []
-        if builder.in_episode and builder.cut():
+        self.detach()
+        if self.builder.in_episode and self.builder.cut():
             self.submit()
 
     def submit_due(self, timeout_s: float) -> bool:
