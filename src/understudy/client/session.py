@@ -229,9 +229,9 @@ class Session:
         """Whether its episodes are recorded; if not, their steps are only counted."""
         return not isinstance(self.handoff, RecordingRate)
 
-    def t_ms(self, now_s: float | None = None) -> int:
-        """Milliseconds from the session's begin until now."""
-        return int(((self.monotonic() if now_s is None else now_s) - self._started_s) * 1000)
+    def t_ms(self) -> int:
+        """Milliseconds since the session began."""
+        return int((self.monotonic() - self._started_s) * 1000)
 
     @property
     def waiting_steps(self) -> int:
@@ -255,13 +255,14 @@ class Session:
         """Move the log into the builder, and return that; called under the lock."""
         log = self.log
         builder = self.builder
+        started_s = self._started_s
         for _ in range(len(log)):
             entry = log.pop(0)
             if not isinstance(entry, tuple):
                 builder.add_reward(entry)
                 continue
             obs, action, by, frames, now_s = entry
-            if builder.decide_packed(obs, action, by, frames, self.t_ms(now_s)):
+            if builder.decide_packed(obs, action, by, frames, int((now_s - started_s) * 1000)):
                 self.submit()
         return builder
 

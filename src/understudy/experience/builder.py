@@ -1,6 +1,6 @@
-"""ChunkBuilder: validates a session's steps and keeps them as rows, on the game's thread.
+"""ChunkBuilder: validates a session's steps and keeps them as rows.
 
-A block holds closed rows on their way from the game's thread to the sender, which packs them into
+A block holds closed rows on their way from a session to the sender, which packs them into
 columns and encodes them as frames. A session takes the memory of the rows that it has.
 
     begin ─► stage(obs) ─► act(action) ─► add_reward ─► stage(next) ─► act ... ─► finish(last) | cut
@@ -593,7 +593,9 @@ class ChunkBuilder:
             assert self._note is not None
             self._note = replace(self._note, row=len(self._rows))
             self._notes.append(self._note)
-        self._step = (self._obs, self._mask, action, is_first, by, frames, min(t_ms, _MAX_T_MS))
+        if t_ms > _MAX_T_MS:
+            t_ms = _MAX_T_MS
+        self._step = (self._obs, self._mask, action, is_first, by, frames, t_ms)
         self._reward = 0.0
         self._state = _OPEN
         return len(self._rows) >= self._last_row or self.closed_steps >= self._max_steps
