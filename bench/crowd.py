@@ -5,6 +5,7 @@
     python bench/crowd.py --before SRC      also measures another checkout, in turn with this one;
                                             SRC is its src folder
     python bench/crowd.py --quick           fewer players; writes nothing unless --out is given
+    python bench/crowd.py --paced OUT       only the game thread, a minute; writes the file OUT
 
 Each measurement is a process of its own that records into a data folder, through the public client.
 Ten thousand players join within the first seconds, and each takes one decision a second from then
@@ -78,6 +79,7 @@ def main() -> int:
     """Run both parts; 0 if every gate passed."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--before", type=Path)
+    parser.add_argument("--paced")
     options, sys.argv[1:] = parser.parse_known_args()
     sources = {"ours": ROOT / "src"}
     if options.before is not None:
@@ -92,7 +94,11 @@ def main() -> int:
         measured = _in_turn(sources, folder, size, "paced", size.paced_s)
         _paced_figures(measured, findings)
 
-    return run_once("crowd", about=__doc__, sizes=SIZES, parts={"crowd": crowd, "paced": paced})
+    parts = {"crowd": crowd, "paced": paced}
+    if options.paced is not None:
+        del parts["crowd"]
+        sys.argv += ["--out", options.paced]
+    return run_once("crowd", about=__doc__, sizes=SIZES, parts=parts)
 
 
 def _in_turn(

@@ -6,7 +6,7 @@ import warnings
 from collections import deque
 from dataclasses import dataclass
 from threading import Event, Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, SupportsFloat, TypeVar
 
 from understudy.core.clock import Clock
 from understudy.core.errors import Closed, Refused
@@ -163,11 +163,14 @@ class Tolerance:
             )
 
 
+LogEntry = tuple[bytes, Any, int, int, float] | SupportsFloat
+"""A decision (observation and action as packed, by, frames, and when), or a reward."""
+
+
 class Session:
     """One player's seat in one client: a lock, the rows being built, and whether it is in use."""
 
     __slots__ = (
-        "_monotonic",
         "_started_s",
         "builder",
         "clock",
@@ -178,6 +181,8 @@ class Session:
         "is_due",
         "is_held",
         "lock",
+        "log",
+        "monotonic",
         "n_uses",
         "player",
         "seat",
@@ -199,6 +204,14 @@ class Session:
         self.handoff = handoff
         self.clock = clock
         self.lock = Lock()
+        """Guards the builder, and which list is the log."""
+        self.log: list[LogEntry] = []
+        """Decisions and rewards that are not in the builder yet, at most about a block of them.
+
+        It belongs to the running episode, which appends to it without the lock, from its first
+        decision until `detach`. The sender settles it with the steps that are due. If the session
+        is not due after an append, the episode settles it itself, so that no step is forgotten.
+        """
         self.ended = False
         """Whether later calls are ignored; set under the lock."""
         self.is_due = False
@@ -207,7 +220,7 @@ class Session:
         """Whether an episode or recorder uses the session now."""
         self.n_uses = 0
         """How often the session was acquired, so that late notices of earlier uses are ignored."""
-        self._monotonic = clock.monotonic
+        self.monotonic = clock.monotonic
         self._started_s = self.idle_since_s = clock.monotonic()
         builder.on_waiting = self._queue
 
@@ -218,7 +231,13 @@ class Session:
 
     def t_ms(self) -> int:
         """Milliseconds since the session began."""
-        return int((self._monotonic() - self._started_s) * 1000)
+        return int((self.monotonic() - self._started_s) * 1000)
+
+    @property
+    def waiting_steps(self) -> int:
+        """The number of closed steps not yet submitted to the sender."""
+        # Each decision in the log closes the step before it.
+        return self.builder.closed_steps + sum(type(entry) is tuple for entry in self.log)
 
     @property
     def is_old(self) -> bool:
@@ -230,7 +249,27 @@ class Session:
     def _queue(self) -> None:
         if not self.is_due:
             self.is_due = True
-            self.handoff.due.append((self, self._monotonic()))
+            self.handoff.due.append((self, self.monotonic()))
+
+    def settle(self) -> ChunkBuilder:
+        """Move the log into the builder, and return that; called under the lock."""
+        log = self.log
+        builder = self.builder
+        started_s = self._started_s
+        for _ in range(len(log)):
+            entry = log.pop(0)
+            if not isinstance(entry, tuple):
+                builder.add_reward(entry)
+                continue
+            obs, action, by, frames, now_s = entry
+            if builder.decide_packed(obs, action, by, frames, int((now_s - started_s) * 1000)):
+                self.submit()
+        return builder
+
+    def detach(self) -> None:
+        """Settle the log, which belongs to no episode from then on; called under the lock."""
+        self.settle()
+        self.log = []
 
     def submit(self) -> None:
         """Pass the closed rows to the sender; called under the lock."""
@@ -240,6 +279,7 @@ class Session:
 
     def cut(self) -> None:
         """Cut the running episode after its last closed step; called under the lock."""
+        self.detach()
         if self.builder.in_episode and self.builder.cut():
             self.submit()
 
@@ -251,7 +291,9 @@ class Session:
         if not self.lock.acquire(timeout=timeout_s):
             return False
         try:
+            # In this order: an entry that comes too late for `settle` finds the session not due.
             self.is_due = False
+            self.settle()
             self.submit()
         finally:
             self.lock.release()
@@ -385,9 +427,7 @@ class Sessions:
     def waiting_steps(self, *, is_recorded: bool) -> int:
         """The number of closed steps not yet submitted to the sender."""
         return sum(
-            session.builder.closed_steps
-            for session in self.live()
-            if session.is_recorded == is_recorded
+            session.waiting_steps for session in self.live() if session.is_recorded == is_recorded
         )
 
     @property
@@ -461,6 +501,7 @@ class Sessions:
         for sessions in self._live.values():
             for session in sessions.values():
                 session.lock = Lock()
+                session.log = []
                 session.ended = True
         self._live.clear()
         self._free.clear()

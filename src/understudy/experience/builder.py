@@ -1,6 +1,6 @@
-"""ChunkBuilder: validates a session's steps and keeps them as rows, on the game's thread.
+"""ChunkBuilder: validates a session's steps and keeps them as rows.
 
-A block holds closed rows on their way from the game's thread to the sender, which packs them into
+A block holds closed rows on their way from a session to the sender, which packs them into
 columns and encodes them as frames. A session takes the memory of the rows that it has.
 
     begin ─► stage(obs) ─► act(action) ─► add_reward ─► stage(next) ─► act ... ─► finish(last) | cut
@@ -91,8 +91,6 @@ _NUMBERS = {
 _CODES = dict(zip(("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"), "bhiqBHIQ", strict=True))
 """The format code of each type of whole numbers."""
 
-_NOT_GIVEN = object()
-
 
 class RowLayout:
     """How the rows of one game are validated and packed; many threads may share it."""
@@ -103,10 +101,12 @@ class RowLayout:
         discrete = spec.discrete
         self.first_action = discrete.start if discrete is not None else 0
         self.end_action = discrete.start + discrete.n if discrete is not None else 0
-        self.mask_bytes = discrete.n if discrete is not None and spec.has_action_mask else 0
+        n_masked = discrete.n if discrete is not None and spec.has_action_mask else 0
+        self.full_mask = b"\1" * n_masked
+        """A mask that allows every action; empty if the game has no masks."""
         spaces: dict[str, Space] = dict(spec.obs_columns)
-        if self.mask_bytes:
-            spaces["action_mask"] = Box((self.mask_bytes,), np.dtype(np.bool_))
+        if n_masked:
+            spaces["action_mask"] = Box((n_masked,), np.dtype(np.bool_))
         spaces |= spec.action_columns
         columns = [(name, space.dtype, space.shape) for name, space in spaces.items()]
         columns += [(name, (REQUIRED | OPTIONAL)[name], ()) for name in _NUMBERS]
@@ -120,7 +120,7 @@ class RowLayout:
         self.row_bytes = self.dtype.itemsize
         """Without extras."""
         obs_code = f"{_size(spec.obs_columns)}s"
-        mask_code = f"{self.mask_bytes}s"
+        mask_code = f"{n_masked}s"
         # A discrete action is packed as a number; any other is validated as arrays and packed as
         # their bytes.
         if discrete is not None:
@@ -303,14 +303,11 @@ class ChunkBuilder:
     """Builds the rows of one session; once a block is full, call `take` before recording more."""
 
     __slots__ = (
-        "_end_action",
         "_episode_row",
         "_extras",
-        "_first_action",
         "_is_first",
         "_last_row",
         "_mask",
-        "_mask_bytes",
         "_max_steps",
         "_meta",
         "_note",
@@ -318,7 +315,6 @@ class ChunkBuilder:
         "_notes",
         "_obs",
         "_open_extras",
-        "_pack_obs",
         "_reward",
         "_rows",
         "_state",
@@ -358,10 +354,6 @@ class ChunkBuilder:
         self.consent = "unknown"
         self._last_row = self.layout.n_rows - 1
         self._max_steps = self.layout.max_steps
-        self._pack_obs = self.layout.pack_obs
-        self._mask_bytes = self.layout.mask_bytes
-        self._first_action = self.layout.first_action
-        self._end_action = self.layout.end_action
         self.closed_steps = 0
         """Closed steps that were not taken yet."""
         self.on_waiting: Callable[[], object] | None = None
@@ -431,50 +423,20 @@ class ChunkBuilder:
         extras: Extras | None = None,
     ) -> bool:
         """Close the open step and open the next one; returns whether the block is full."""
-        # In one function, since each call costs more after a pause, when the caches are cold.
-        if obs is not _NOT_GIVEN:
-            if self._note is None:
-                raise Refused("bad_order", "no episode is running; begin one first")
-            packed = self._pack_obs(obs)
-            mask = b""
-            if self._mask_bytes or action_mask is not None:
-                mask = self._pack_mask(action_mask)
-            if self._state == _OPEN:
-                self._close()
-            self._obs = packed
-            self._mask = mask
-            self._state = _STAGED
-            if action is _NOT_GIVEN:
-                return self.is_full
-        elif self._state != _STAGED:
-            raise Refused(
-                "bad_order", "a decision needs an observation before it; record one first"
-            )
-        chosen = action
-        if type(action) is not int or not self._first_action <= action < self._end_action:
-            chosen = self.layout.pack_action(action)
-        if self._mask and not self._mask[chosen - self._first_action]:
-            raise Refused(
-                "invalid_action",
-                f"action {action!r} is excluded by its action mask; give one that the mask allows",
-            )
-        if frames != 1:
-            frames = _check_frames(frames)
-        if t_ms > _MAX_T_MS:
-            t_ms = _MAX_T_MS
-        self._open_extras = None if extras is None else self._check_extras(extras)
-        self._step = (self._obs, self._mask, chosen, self._is_first, by, frames, t_ms)
-        if self._is_first:
-            assert self._note is not None
-            self._note = replace(self._note, row=len(self._rows))
-            self._notes.append(self._note)
-        self._reward = 0.0
-        self._state = _OPEN
-        return len(self._rows) >= self._last_row or self.closed_steps >= self._max_steps
+        self.stage(obs, action_mask)
+        return self.act(action, by, frames, t_ms, extras)
+
+    def decide_packed(self, obs: bytes, action: Any, by: int, frames: int, t_ms: int) -> bool:
+        """As `decide`, for values that are validated and packed, while a decision is open."""
+        self._stage(obs, self.layout.full_mask)
+        return self._open(action, by, frames, t_ms)
 
     def stage(self, obs: Any, action_mask: Any = None) -> bool:
         """Keep the next observation, which closes the open step; returns whether it is full."""
-        return self.decide(obs, _NOT_GIVEN, action_mask)
+        if self._note is None:
+            raise Refused("bad_order", "no episode is running; begin one first")
+        self._stage(self.layout.pack_obs(obs), self._pack_mask(action_mask))
+        return self.is_full
 
     def act(
         self,
@@ -485,7 +447,19 @@ class ChunkBuilder:
         extras: Extras | None = None,
     ) -> bool:
         """Keep the decision for the staged observation; returns whether a block is full."""
-        return self.decide(_NOT_GIVEN, action, None, by, frames, t_ms, extras)
+        if self._state != _STAGED:
+            raise Refused(
+                "bad_order", "a decision needs an observation before it; record one first"
+            )
+        chosen = self.layout.pack_action(action)
+        if self._mask and not self._mask[chosen - self.layout.first_action]:
+            raise Refused(
+                "invalid_action",
+                f"action {action!r} is excluded by its action mask; give one that the mask allows",
+            )
+        frames = check_frames(frames)
+        self._open_extras = None if extras is None else self._check_extras(extras)
+        return self._open(chosen, by, frames, t_ms)
 
     def add_reward(self, reward: SupportsFloat) -> None:
         """Add to the reward of the open step."""
@@ -533,9 +507,7 @@ class ChunkBuilder:
         # The observation after a terminated step is never used; a copy of the one before it is
         # always in the space.
         last = self._obs if obs is None else self.layout.pack_obs(obs)
-        mask = b""
-        if self.layout.mask_bytes or action_mask is not None:
-            mask = self._pack_mask(action_mask)
+        mask = self._pack_mask(action_mask)
         self._close(terminated=terminated, truncated=truncated)
         row = self.layout.padding(last, mask, RowKind.FINAL)
         self._leave(row, replace(self._note, result=result))
@@ -608,9 +580,30 @@ class ChunkBuilder:
             or self._note_bytes > MAX_NOTE_BYTES
         )
 
+    def _stage(self, obs: bytes, mask: bytes) -> None:
+        if self._state == _OPEN:
+            self._close()
+        self._obs = obs
+        self._mask = mask
+        self._state = _STAGED
+
+    def _open(self, action: Any, by: int, frames: int, t_ms: int) -> bool:
+        is_first = self._is_first
+        if is_first:
+            assert self._note is not None
+            self._note = replace(self._note, row=len(self._rows))
+            self._notes.append(self._note)
+        if t_ms > _MAX_T_MS:
+            t_ms = _MAX_T_MS
+        self._step = (self._obs, self._mask, action, is_first, by, frames, t_ms)
+        self._reward = 0.0
+        self._state = _OPEN
+        return len(self._rows) >= self._last_row or self.closed_steps >= self._max_steps
+
     def _close(self, *, terminated: bool = False, truncated: bool = False) -> None:
         if self._open_extras:
             self._extras.append((len(self._rows), self._open_extras))
+            self._open_extras = None
         self._rows.append((*self._step, self._reward, terminated, truncated, _STEP))
         self._is_first = False
         self.closed_steps += 1
@@ -625,14 +618,14 @@ class ChunkBuilder:
         self._note = None
 
     def _pack_mask(self, action_mask: Any) -> bytes:
-        n_actions = self.layout.mask_bytes
+        if action_mask is None:
+            return self.layout.full_mask
+        n_actions = len(self.layout.full_mask)
         if not n_actions:
             raise Refused(
                 "bad_columns",
                 "got an action mask; connect with has_action_mask=True to record it",
             )
-        if action_mask is None:
-            return b"\1" * n_actions
         return check_mask(action_mask, n_actions).tobytes()
 
     def _check_extras(self, extras: Extras) -> dict[str, Any]:
@@ -671,7 +664,8 @@ class ChunkBuilder:
         return values
 
 
-def _check_frames(frames: Any) -> int:
+def check_frames(frames: Any) -> int:
+    """Return the number of game frames of a decision; Refused if it is negative."""
     number = operator.index(frames)
     if number < 0:
         raise Refused(
