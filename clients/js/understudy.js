@@ -2900,6 +2900,9 @@ function warn(topic, text) {
 
 const POLL_S = 25;
 const MAX_CANARY = 0.5;
+/** The probability of the canary in a draw between it and the control, above any share that it has beside the champion. */
+const CANARY_BESIDE_CONTROL = 0.6;
+const MAX_CONTROL = 0.2;
 const MAX_STORED_POLICY_BYTES = 1024 * 1024;
 /** The shortest time between two acks to the sender that end the backoff of polling. */
 const NUDGE_MS = 5000;
@@ -2910,8 +2913,10 @@ const RECHECK_CAP_MS = 600_000;
 /** @typedef {"champion" | "canary"} Alias */
 /**
  * @typedef {{number: number, champion: string | null, champion_release: string | null, canary: string | null,
- *   canary_release: string | null, canary_share: number, noise: string | null, trust: string[]}} LiveModels champion,
- *   canary and the noise of the skills, signed
+ *   canary_release: string | null, canary_share: number, control_release: string | null, noise: string | null,
+ *   trust: string[]}} LiveModels champion, canary, control and the noise of the skills, signed
+ * @typedef {{champion: Bot | null, canary?: Bot | null, share?: number, control?: Bot | null, controlShare?: number}}
+ *   LivePolicies the bots that play new episodes
  */
 
 /**
@@ -2937,8 +2942,8 @@ class Bots {
     this._policyPlace = `policy/${version}/`;
     this._trust = trust;
     this._backoff = new Backoff(clock, random);
-    /** @type {{champion: Bot | null, canary: Bot | null, share: number}} */
-    this._live = { champion: null, canary: null, share: 0 };
+    /** @type {LivePolicies} */
+    this._live = { champion: null };
     this._noise = DEFAULT_NOISE;
     /** @type {string | null} the signed entry that has it */
     this._signedNoise = null;
@@ -2971,15 +2976,20 @@ class Bots {
   }
 
   /**
-   * Draws the bot for an episode: the canary with probability `share`, else the champion; null while there is none. At a
-   * skill or temperature it is the champion, on whose play the noise was calibrated.
+   * Draws the bot for an episode: the canary with probability `share`, else the champion; null while there is none. With
+   * a control, the draw is between canary and control in some of the episodes. At a skill or temperature it is the
+   * champion, on whose play the noise was calibrated.
    * @param {BotSkill} skill
    * @returns {Bot | null}
    */
   pickBot(skill = {}) {
-    const { champion, canary, share } = this._live;
+    const { champion, canary, share = 0, control, controlShare = 0 } = this._live;
     if (!isReleased(skill)) return champion && this.atSkill(champion, skill);
     if (!canary) return champion;
+    if (control && this._random() < controlShare / (1 - CANARY_BESIDE_CONTROL)) {
+      if (this._random() < CANARY_BESIDE_CONTROL) return { ...canary, propensity: CANARY_BESIDE_CONTROL };
+      return { ...control, propensity: 1 - CANARY_BESIDE_CONTROL };
+    }
     if (this._random() < share) return { ...canary, propensity: share };
     return champion && { ...champion, propensity: 1 - share };
   }
@@ -3002,9 +3012,12 @@ class Bots {
       const news = parseLiveModels(stored.live_models);
       const champion = await this._restore(news.champion_release);
       const canary = await this._restore(news.canary_release).catch(() => null);
+      const control = await this._restore(news.control_release).catch(() => null);
+      const named = control && news.canary ? /** @type {any} */ (JSON.parse(news.canary)).entry.control : null;
       await this._useNoise(news.noise, this._trustedKeys([]));
       this._after = this._goodNumber = news.number;
-      this._setLive({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY) });
+      const share = Math.min(news.canary_share, MAX_CANARY);
+      this._setLive({ champion, canary, share, control, controlShare: Math.min(named?.share ?? 0, MAX_CONTROL) });
     } catch (error) {
       this._refuse(error);
       this._after = this._goodNumber = 0;
@@ -3104,7 +3117,8 @@ class Bots {
   async _take(news) {
     const fetched = async (/** @type {any} */ manifest) =>
       (await this._link.ask("GET", `/models/${manifest.model_no}/policy`, { waitS: 50 })).raw;
-    const known = [this._live.champion, this._live.canary];
+    const { champion: lastChampion, canary: lastCanary = null, control: lastControl = null } = this._live;
+    const known = [lastChampion, lastCanary, lastControl];
     let champion, trust;
     try {
       trust = this._trustedKeys(news.trust);
@@ -3126,18 +3140,22 @@ class Bots {
     news = { ...news, noise: this._signedNoise };
     // The champion does not wait for the canary's download. The stored entry has the previous number, so that a restart
     // from it polls for this one again.
-    const plain = { ...news, canary: null, canary_release: null };
-    this._setLive({ champion, canary: null, share: 0 });
+    const plain = { ...news, canary: null, canary_release: null, control_release: null };
+    this._setLive({ champion });
     this._storeLive({ ...plain, number: this._goodNumber });
-    const canary = await this._openBot(news, "canary", { trust, fetched, known: [champion, ...known] }).catch((error) => {
+    // The champion keeps playing; a canary or control that fails a check never plays.
+    const refuse = (/** @type {unknown} */ error) => {
       if (error instanceof LinkFailed) throw error;
-      this._refuse(error); // the champion keeps playing; a canary that fails a check never plays
+      this._refuse(error);
       return null;
-    });
+    };
+    const how = { trust, fetched, known: [champion, ...known] };
+    const canary = await this._openBot(news, "canary", how).catch(refuse);
+    const opened = canary && (await this._openControl(news, how).catch(refuse));
     this._after = this._goodNumber = news.number;
-    this._setLive({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY) });
-    this._storeLive(canary ? news : plain);
-    const live = [champion, canary].map((bot) => this._policyPlace + bot?.manifest.policy_sha256);
+    this._setLive({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY), ...opened });
+    this._storeLive(canary ? { ...news, control_release: opened ? news.control_release : null } : plain);
+    const live = [champion, canary, opened?.control].map((bot) => this._policyPlace + bot?.manifest.policy_sha256);
     for (const name of this._storage.names(this._policyPlace)) if (!live.includes(name)) this._storage.remove(name);
   }
 
@@ -3166,9 +3184,33 @@ class Bots {
     if (point.model_no === 0) return null;
     const release = news[`${alias}_release`];
     if (release === null) throw new Refused("bad_entry", `model ${point.model_no} has no release document`);
+    return this._openModel(release, alias, point.model_no, { trust, fetched, known });
+  }
+
+  /**
+   * The control that the canary's document names, and its share.
+   * @param {LiveModels} news
+   * @param {{trust: readonly string[], fetched: (manifest: any) => Promise<Uint8Array>, known: (Bot | null)[]}} how
+   */
+  async _openControl({ canary, control_release: release }, how) {
+    const named = canary && release && (await this._entry(canary, "point", how.trust)).control;
+    if (!named || !release || !(named.share > 0)) return null;
+    const control = await this._openModel(release, "control", named.model_no, how);
+    return { control, controlShare: Math.min(named.share, MAX_CONTROL) };
+  }
+
+  /**
+   * The model of a signed release, which must have this number.
+   * @param {string} release
+   * @param {string} alias
+   * @param {number} modelNo
+   * @param {{trust: readonly string[], fetched: (manifest: any) => Promise<Uint8Array>, known: (Bot | null)[]}} how
+   * @returns {Promise<Bot>}
+   */
+  async _openModel(release, alias, modelNo, { trust, fetched, known }) {
     const manifest = await this.manifest(release, trust);
-    if (manifest.model_no !== point.model_no) {
-      throw new Refused("bad_entry", `${alias} is model ${point.model_no}, but the release is of ${manifest.model_no}`);
+    if (manifest.model_no !== modelNo) {
+      throw new Refused("bad_entry", `${alias} is model ${modelNo}, but the release is of ${manifest.model_no}`);
     }
     const loaded = known.find((bot) => bot && canonicalJson(bot.manifest) === canonicalJson(manifest));
     if (loaded) return loaded;
@@ -3259,7 +3301,7 @@ class Bots {
     this._storage.write("trust", trust);
   }
 
-  /** @param {{champion: Bot | null, canary: Bot | null, share: number}} live */
+  /** @param {LivePolicies} live */
   _setLive(live) {
     const before = this.name;
     this._live = live;
@@ -3300,7 +3342,7 @@ class Bots {
 
 /** @param {any} fields @returns {LiveModels} */
 function parseLiveModels(fields) {
-  const texts = ["champion", "champion_release", "canary", "canary_release", "noise"];
+  const texts = ["champion", "champion_release", "canary", "canary_release", "control_release", "noise"];
   const isValid =
     Number.isSafeInteger(fields?.number) &&
     fields.number >= 0 &&

@@ -85,7 +85,7 @@ async function scenario({ steps, spec }) {
       refused: refusedBots,
       error: lastBotError,
       models,
-      propensities: [...new Set(Array.from({ length: 50 }, () => game.pickBot()?.propensity ?? null))].sort(),
+      propensities: [...new Set(Array.from({ length: 500 }, () => game.pickBot()?.propensity ?? null))].sort(),
       schema: server.schema,
       even: game.pickBot({ skill: "even" })?.noise ?? null,
       picked: Array.from({ length: step.episodes ?? 1 }, () => game.pickBot()?.name ?? null),

@@ -96,6 +96,8 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
             f"({count_of(game.get('canary_episodes', 0), 'episode')}, "
             f"{evidence:.0%} of the way to a proof that it is better)"
         )
+    if game.get("control"):
+        bots += f", control {name}/{game['control']}"
     models = (
         f"{count_of(game['models'], 'model')}, {bots}" if "models" in game else "models unknown"
     )
@@ -120,7 +122,7 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
 
 
 def _returns(game: dict[str, Any]) -> str:
-    """Mean returns of people, and of champion and canary."""
+    """Mean returns of people, and of champion, canary and control."""
     parts = []
     people = game.get("people", {})
     if people.get("episodes"):
@@ -134,7 +136,7 @@ def _returns(game: dict[str, Any]) -> str:
             )
             + ")"
         )
-    for alias in ("champion", "canary"):
+    for alias in ("champion", "canary", "control"):
         played = game.get("returns", {}).get(f"{game['game']}/{game.get(alias)}")
         if played:
             parts.append(
@@ -249,6 +251,7 @@ def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> 
     except Corrupt:
         catalogue = Catalogue(name)  # `damage` has the reason
     champion = catalogue.pointer("champion")
+    control = catalogue.control_of(catalogue.pointer("canary"))
     return {
         "game": name,
         "steps": steps,
@@ -256,6 +259,7 @@ def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> 
         "champion": catalogue.model_of("champion"),
         "champion_why": champion.why if champion else "",
         "canary": catalogue.model_of("canary"),
+        "control": control.model_no if control else 0,
         "champions": {pointer.schema: pointer.model_no for pointer in catalogue.live("champion")},
         "bad_entries": catalogue.bad_entries,
         "verdicts": {

@@ -2,20 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from understudy.core.errors import Refused
 from understudy.experience.skill import checked_noise
 from understudy.models.manifest import Manifest, manifest_from_json, model_name
-from understudy.ports import LiveModels
+from understudy.ports import MAX_CONTROL_SHARE, LiveModels
 
 ALIASES = ("champion", "canary")
-MAX_WHY = 300
+MAX_WHY = 500
 PROMOTED = "promoted"
 RESTORED = "restored by a rollback"
 """How the verdicts of champions begin."""
 CANARY_SHARE = 0.2
 """The share of a canary whose entry states none: it was set by hand, or by an earlier version."""
+
+
+class Control(NamedTuple):
+    """An earlier champion that plays a share of the episodes while a canary is on trial."""
+
+    model_no: int
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,8 @@ class Alias:
     schema: str = ""
     share: float = 0.0
     """The share of episodes that a canary plays."""
+    control: Control | None = None
+    """The control of a canary's trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +142,14 @@ class Catalogue:
         if schema is None and champion is not None:
             schema = champion.schema
         return champion, self.pointer("canary", schema)
+
+    def control_of(self, canary: Alias | None) -> Control | None:
+        """The control of a canary's trial, unless it has become champion or was discarded."""
+        control = canary.control if canary is not None else None
+        if canary is None or control is None or control.model_no in self.discarded:
+            return None
+        is_champion = control.model_no == self.model_of("champion", canary.schema)
+        return None if is_champion else control
 
     def live(self, alias: str) -> list[Alias]:
         """The pointers of all schemas that have a model under this alias, newest schema first."""
@@ -250,6 +267,7 @@ class Catalogue:
             raw,
             schema=schema,
             share=float(share) if is_canary else 0.0,
+            control=self._control(entry.get("control"), schema) if is_canary else None,
         )
         self.aliases[schema, alias] = pointer
         self.discarded.discard(model_no)
@@ -275,6 +293,27 @@ class Catalogue:
             self.trials[schema] = self.trials.get(schema, 0) + 1
         if alias == "champion":
             self.history.append(pointer)
+
+    def _control(self, control: Any, schema: str) -> Control | None:
+        """The control that an entry names; None without one, or if its release cannot be read."""
+        if control is None:
+            return None
+        fields = control if isinstance(control, dict) else {}
+        model_no = fields.get("model_no")
+        share = fields.get("share")
+        if (
+            not isinstance(model_no, int)
+            or not isinstance(share, int | float)
+            or not 0 < share <= MAX_CONTROL_SHARE
+        ):
+            raise Refused(
+                "bad_entry",
+                f"control is {str(control)[:80]}; expected a model and a share above 0, at most "
+                f"{MAX_CONTROL_SHARE}",
+            )
+        manifest = self.models.get(model_no)
+        has_schema = manifest is not None and manifest.schema == schema
+        return Control(model_no, float(share)) if has_schema else None
 
     def _discard(self, alias: str, entry: Mapping[str, Any]) -> None:
         """Apply what an entry discards, although the release of its own model cannot be read.
@@ -330,10 +369,10 @@ def live_models(
 ) -> LiveModels:
     """Champion and canary with their signed entries, which each client verifies."""
 
-    def release(pointer: Alias | None) -> str | None:
+    def release(model: Alias | Control | None) -> str | None:
         return (
-            now.signed[model_name(now.game, pointer.model_no)].decode()
-            if pointer and pointer.model_no
+            now.signed[model_name(now.game, model.model_no)].decode()
+            if model and model.model_no
             else None
         )
 
@@ -346,5 +385,6 @@ def live_models(
         canary=canary.signed.decode() if canary else None,
         canary_release=release(canary),
         canary_share=canary.share if canary else 0.0,
+        control_release=release(now.control_of(canary)),
         noise=noise.signed.decode() if noise else None,
     )

@@ -33,7 +33,7 @@ from understudy.core.names import game_name
 from understudy.core.signed import Signer, Trusted, public_key_text
 from understudy.experience.game import GameSpec, spec_from_json
 from understudy.experience.skill import checked_noise
-from understudy.models.catalogue import ALIASES, MAX_WHY, Alias, Catalogue
+from understudy.models.catalogue import ALIASES, MAX_WHY, Alias, Catalogue, Control
 from understudy.models.manifest import (
     MAX_POLICY_BYTES,
     Lineage,
@@ -267,13 +267,15 @@ class Registry:
         why: str,
         epoch: int | None = None,
         share: float | None = None,
+        control: Control | None = None,
         seen: Mapping[str, Alias] | None = None,
     ) -> None:
         """Point the alias of a model's schema to it; with `epoch`, Fenced when that has ended.
 
-        `share`: the share of episodes that a canary plays from now on. The trial of a model that is
-        the canary already continues. `seen`: the aliases that the decision was about, by name; if
-        one was changed since it was read, nothing is written and Refused is raised (`superseded`).
+        `share`: the share of episodes that a canary plays from now on, and `control` the model
+        beside it. The trial of a model that is the canary already continues. `seen`: the aliases
+        that the decision was about, by name; if one was changed since it was read, nothing is
+        written and Refused is raised (`superseded`).
         """
         if alias not in ALIASES:
             raise ConfigError(f"alias {alias!r} is not known; use one of {ALIASES}")
@@ -281,6 +283,8 @@ class Registry:
         entry: Entry = {"alias": alias, "model_no": model_no, "why": why[:MAX_WHY]}
         if share is not None:
             entry["share"] = share
+        if control is not None:
+            entry["control"] = control._asdict()
         self._point(game, lambda _: entry, epoch=epoch, seen=seen)
 
     def clear_alias(

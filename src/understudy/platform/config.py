@@ -22,6 +22,7 @@ from understudy.core.settings import from_tree, setting
 from understudy.core.settings import mask_secrets as mask_secrets
 from understudy.experience.chunk import CONSENTS
 from understudy.models.gate import Bounds
+from understudy.ports import MAX_CONTROL_SHARE
 from understudy.release.schedule import ALGORITHMS, LearningSchedule
 
 if TYPE_CHECKING:
@@ -263,6 +264,12 @@ class GateSection:
         1e-6,
         0.5,
         "The share to which that doubles, every 10 episodes of canary and champion.",
+    )
+    control_share: float = setting(
+        _BOUNDS.control_share,
+        0,
+        MAX_CONTROL_SHARE,
+        "The share of episodes that the best earlier champion plays beside a canary; 0: none.",
     )
 
 

@@ -359,6 +359,7 @@ class GameLearner:
                 epoch=self.epoch,
                 play=play,
                 people=training.check_with_people() if is_first else None,
+                returns=self._returns,
             )
         training.admitted()
         self._record(model_no, decision)
@@ -450,6 +451,7 @@ class GameLearner:
             now = Catalogue(self.game)  # `step` has reported it as the error
         on_trial = now.pointer("canary")
         canary = on_trial.model_no if on_trial else 0
+        control = now.control_of(on_trial)
         unknown = 0
         if spec is not None and "unknown" not in context.config.learn_from:
             unknown = context.store_stats.schemas[self.game][spec.schema].steps["unknown"]
@@ -484,6 +486,7 @@ class GameLearner:
             "canary_episodes": len(self._returns(model_name(self.game, canary), on_trial.at_s))
             if on_trial and canary
             else 0,
+            "control": control.model_no if control else 0,
             **(context.store_stats.progress(self.game, spec.schema) if spec else {}),
             "skills": self._skills(now, spec.schema) if spec else {},
             "decision": last

@@ -161,7 +161,7 @@ class StoreStats:
         most others are left out of both.
         """
         people = self.people(schema)
-        means = [float(np.mean(returns)) for returns in _believed(people)]
+        means = [float(np.mean(returns)) for returns in believed(people)]
         n_players = len({episode.player for episode in people})
         return {
             "people": {
@@ -182,7 +182,7 @@ class StoreStats:
         """A model's mean return over the episodes that are kept, computed once for each number."""
         known = self._means.get(model)
         if known is None or known[0] != n_episodes:
-            returns = [one for own in _believed(self._played[model]) for one in own]
+            returns = [one for own in believed(self._played[model]) for one in own]
             known = n_episodes, float(np.mean(returns))
             self._means[model] = known
         return known[1]
@@ -366,7 +366,7 @@ class StoreStats:
         self._follower.leave(self)
 
 
-def _believed(played: Sequence[Played]) -> list[list[float]]:
+def believed(played: Sequence[Played]) -> list[list[float]]:
     """The returns of each player, without players whose mean is far above that of most."""
     by_player: dict[str, list[float]] = {}
     for episode in played:
