@@ -860,11 +860,12 @@ class Rows {
    * Names the model that decides from now on, for the episode's note.
    * @param {string} model
    * @param {number} [propensity] the probability with which it was drawn, if there were several
-   * @param {number} [noise] the noise of the episode's skill
+   * @param {number} [noise] the noise with which it plays
+   * @param {number} [temperature] the temperature at which it plays
    */
-  nameModel(model, propensity, noise) {
+  nameModel(model, propensity, noise, temperature) {
     if (!this._note || (this._note.model === model && this._note.noise === noise)) return;
-    const named = { model, propensity, noise };
+    const named = { model, propensity, noise, temperature };
     this._note = { ...this._note, ...named };
     if (this._state === OPEN || !this._isFirst) Object.assign(this._notes[this._notes.length - 1], named);
   }
@@ -1134,6 +1135,7 @@ const SKILLS = ["easy", "even", "hard"];
 const DEFAULT_NOISE = { easy: 0.5, even: 0.25 };
 const MIN_TEMPERATURE = 0.01;
 const MAX_TEMPERATURE = 100;
+const MAX_EXPLORE_SHARE = 0.5;
 
 /** @param {unknown} value */
 const isNoise = (value) => typeof value === "number" && value >= 0 && value <= 1;
@@ -1166,6 +1168,16 @@ function botSkill(skill, temperature) {
   if (skill !== undefined && !SKILLS.includes(skill))
     throw new Refused("bad_skill", `skill is ${String(skill).slice(0, 40)}; pass one of ${SKILLS.join(", ")}`);
   return skill === undefined || skill === "hard" ? {} : { skill };
+}
+
+/**
+ * How a bot explores: as at a temperature of 1, if it was released at a lower one, else with a little noise.
+ * @param {unknown} releasedTemperature
+ * @returns {BotSkill & {deterministic?: boolean}}
+ */
+function exploringSkill(releasedTemperature) {
+  const temperature = 1 / Number(releasedTemperature ?? 1);
+  return temperature > 1 && temperature <= MAX_TEMPERATURE ? { temperature, deterministic: false } : { noise: 0.1 };
 }
 
 /** Whether the bot plays as released. @param {BotSkill} skill */
@@ -2945,6 +2957,8 @@ class Bots {
     /** @type {LivePolicies} */
     this._live = { champion: null };
     this._noise = DEFAULT_NOISE;
+    /** The share of episodes in which the champion explores. */
+    this._exploreShare = 0;
     /** @type {string | null} the signed entry that has it */
     this._signedNoise = null;
     /**
@@ -2978,13 +2992,15 @@ class Bots {
   /**
    * Draws the bot for an episode: the canary with probability `share`, else the champion; null while there is none. With
    * a control, the draw is between canary and control in some of the episodes. At a skill or temperature it is the
-   * champion, on whose play the noise was calibrated.
+   * champion, on whose play the noise was calibrated; and in a few episodes it is the champion, which explores.
    * @param {BotSkill} skill
    * @returns {Bot | null}
    */
   pickBot(skill = {}) {
     const { champion, canary, share = 0, control, controlShare = 0 } = this._live;
     if (!isReleased(skill)) return champion && this.atSkill(champion, skill);
+    if (champion && this._exploreShare && this._random() < this._exploreShare)
+      return { ...champion, ...exploringSkill(champion.manifest.lineage?.config?.temperature) };
     if (!canary) return champion;
     if (control && this._random() < controlShare / (1 - CANARY_BESIDE_CONTROL)) {
       if (this._random() < CANARY_BESIDE_CONTROL) return { ...canary, propensity: CANARY_BESIDE_CONTROL };
@@ -3237,16 +3253,18 @@ class Bots {
   }
 
   /**
-   * Uses the noise of each skill in a signed entry, or the default without one; if it is invalid, the last one stays.
+   * Uses the noise of each skill and the share of exploring episodes in a signed entry, or the defaults without one; if
+   * it is invalid, the last ones stay.
    * @param {string | null} signed
    * @param {readonly string[]} trust
    */
   async _useNoise(signed, trust) {
     try {
-      const { schema, noise } = signed === null ? {} : await this._entry(signed, "noise", trust);
+      const { schema, noise, explore_share: share = 0 } = signed === null ? {} : await this._entry(signed, "noise", trust);
       if (signed !== null && !(schema === this._schema && isNoise(noise?.easy) && isNoise(noise?.even)))
         throw new Refused("bad_entry", "the noise of the skills is invalid, or that of another schema");
       this._noise = signed === null ? DEFAULT_NOISE : { easy: noise.easy, even: noise.even };
+      this._exploreShare = share > 0 ? Math.min(share, MAX_EXPLORE_SHARE) : 0;
       this._signedNoise = signed;
     } catch (error) {
       this._refuse(error);
@@ -3451,7 +3469,10 @@ export class Episode {
     try {
       const chosen = this._choose(obs, own, { actionMask, deterministic });
       if (this._isLate("act")) return chosen.action;
-      if (this._bot) this._rows.nameModel(this._bot.name, this._bot.propensity, this._bot.noise);
+      if (this._bot) {
+        const { name, propensity, noise, temperature } = this._bot;
+        this._rows.nameModel(name, propensity, noise, temperature);
+      }
       this._recordDecision(obs, chosen.action, { actionMask, by: chosen.by, frames: 1, extras: chosen.extras });
       return chosen.action;
     } catch (error) {

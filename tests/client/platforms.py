@@ -53,12 +53,15 @@ class Platform:
         *,
         share: float = 0.2,
         control: Control | None = None,
+        temperature: float | None = None,
     ) -> int:
         """Release a model, point an alias to it and announce it."""
         policy = random_policy(SPEC, "categorical") if policy is None else policy
         game = policy.game.game
         epoch = self.registry.takeover(game, owner="test")
-        model_no = self.registry.release(policy, Lineage(algorithm="bc"), epoch=epoch).model_no
+        config = {} if temperature is None else {"temperature": temperature}
+        lineage = Lineage(algorithm="bc", config=config)
+        model_no = self.registry.release(policy, lineage, epoch=epoch).model_no
         self.link.policies[model_no] = policy.encode()
         self.registry.set_alias(game, alias, model_no, why="test", share=share, control=control)
         self.announce()

@@ -450,7 +450,7 @@ def test_a_bot_is_drawn_with_its_propensity(tmp_path):
 
 def drawn_by(bots, count):
     """How often each bot was drawn, by name and probability."""
-    drawn = Counter()
+    drawn: Counter[tuple[str, float]] = Counter()
     for _ in range(count):
         bot, propensity = bots.draw()
         drawn[bot.manifest.name, propensity] += 1
@@ -491,6 +491,7 @@ def test_a_control_that_fails_a_check_does_not_affect_champion_and_canary(tmp_pa
     assert drawn_by(bots, 99).keys() == {("my-game/2", 0.75), ("my-game/3", 0.25)}
     assert bots.refused_bots == 1
     live = platform.link.live_models
+    assert live is not None
     platform.link.live_models = dataclasses.replace(
         live, number=live.number + 1, control_release=live.champion_release
     )

@@ -328,6 +328,22 @@ def test_beside_a_canary_the_control_plays_its_share_unless_it_fails_a_check(tmp
     assert (damaged[1]["propensities"], damaged[1]["refused"]) == ([0.25, 0.75], 1)
 
 
+@pytest.mark.parametrize(("temperature", "at"), [(0.25, (4.0, None)), (None, (None, 0.1))])
+def test_a_champion_explores_in_its_share_of_episodes(tmp_path, temperature, at):
+    scenario = Scenario(tmp_path)
+    first = scenario.release(1, temperature=temperature)
+    assert played(first)["seen"][0]["explored"] == []
+    scenario.release(2, "canary", share=0.5)
+    registry = scenario.platform.registry
+    noise = {"easy": 0.8, "even": 0.4}
+    epoch = registry.catalogue("my-game").epoch
+    registry.set_noise("my-game", 1, noise, episodes=0, epoch=epoch, explore_share=0.2)
+    scenario.platform.announce()
+    for found in played(scenario.now(), {"start": {"isOffline": True}})["seen"]:
+        assert len(found["explored"]) == pytest.approx(100, abs=40)
+        assert {tuple(bot) for bot in found["explored"]} == {("my-game/1", *at, None)}
+
+
 def test_the_noise_of_skills_is_verified_and_the_last_valid_one_stays_also_offline(tmp_path):
     scenario = Scenario(tmp_path)
     first = scenario.release(1)

@@ -579,3 +579,16 @@ def test_the_noise_of_skills_is_published_by_schema_and_only_by_the_current_lear
     with pytest.raises(Fenced):
         ours.set_noise("pong", 1, {"easy": 0.6, "even": 0.2}, episodes=30, epoch=epoch)
     assert registry(tmp_path).catalogue("pong").bad_entries == 0
+
+
+def test_the_share_of_exploring_episodes_is_published_with_the_noise(tmp_path: Path):
+    ours = registry(tmp_path)
+    epoch = ours.takeover("pong", owner="a")
+    ours.release(policy(), LINEAGE, epoch=epoch)
+    noise = {"easy": 0.6, "even": 0.2}
+    shares = []
+    for share in (0.0, 0.05, 0.0, 0.6):
+        ours.set_noise("pong", 1, noise, episodes=20, epoch=epoch, explore_share=share)
+        shares.append(ours.catalogue("pong").noise[GAME.schema].explore_share)
+    assert shares == [0.0, 0.05, 0.0, 0.0]
+    assert "explore_share is '0.6'" in ours.catalogue("pong").last_bad_entry

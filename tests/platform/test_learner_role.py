@@ -417,6 +417,25 @@ def test_a_continuous_game_stays_on_bc(quick_path: Path):
     assert made.registry().catalogue("slide").models[2].lineage.parent == 1
 
 
+def test_the_share_of_exploring_episodes_is_published_once_and_when_it_changes(made: Recording):
+    made.play(person(0.5), 60)
+    shares = []
+    documents = set()
+    for config in (
+        CONFIG,
+        CONFIG,
+        replace(CONFIG, explore_share=0.1),
+        replace(CONFIG, schedule=replace(SCHEDULE, improve_with="bc")),
+    ):
+        with role_of(made, config) as role:
+            until_idle(role)
+        noise = made.registry().catalogue("cart").noise
+        shares.append([published.explore_share for published in noise.values()])
+        documents |= {published.signed for published in noise.values()}
+    assert shares == [[0.05], [0.05], [0.1], [0.0]]
+    assert len(documents) == 3
+
+
 def test_with_more_steps_candidates_are_trained_anew_and_replace_an_undecided_one(made: Recording):
     schedule = replace(SCHEDULE, improve_with="iql", improve_steps=8_000, iql_updates=64)
     config = replace(CONFIG, schedule=schedule, settings={"bc": SMALL, "iql": SMALL})

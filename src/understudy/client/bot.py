@@ -38,7 +38,13 @@ from understudy.core.log import make_folder, write_file
 from understudy.core.signed import Trusted, open_signed, trusted_keys
 from understudy.experience.game import GameSpec
 from understudy.experience.intake import create_once
-from understudy.experience.skill import DEFAULT_NOISE, BotSkill, checked_noise
+from understudy.experience.skill import (
+    DEFAULT_NOISE,
+    MAX_EXPLORE_SHARE,
+    BotSkill,
+    checked_noise,
+    exploring_skill,
+)
 from understudy.experience.writer import action_writer
 from understudy.ports import CANARY_BESIDE_CONTROL, MAX_CONTROL_SHARE, Link, LiveModels
 
@@ -161,6 +167,8 @@ class LivePolicies:
     control: Bot | None = None
     """An earlier champion that plays beside the canary."""
     control_share: float = 0.0
+    explore_share: float = 0.0
+    """The share of episodes in which the champion explores."""
 
 
 class Bots:
@@ -234,6 +242,15 @@ class Bots:
             return live.canary, live.canary_share
         return live.champion, 1 - live.canary_share
 
+    def draw_exploring(self) -> BotSkill | None:
+        """Return how the champion explores in a new episode; None in most: it plays as released."""
+        live = self._live or self._start()
+        if live.champion is None or not live.explore_share:
+            return None
+        if self.rng.random() >= live.explore_share:
+            return None
+        return exploring_skill(live.champion.manifest.lineage.config.get("temperature", 1.0))
+
     def draw_at(self, skill: BotSkill) -> tuple[Bot | None, BotSkill]:
         """Return the champion, if any, and the skill with its noise, which fits the champion."""
         live = self._live or self._start()
@@ -278,12 +295,14 @@ class Bots:
             self._after = self._good_number = self._live_models.number
             share = min(self._live_models.canary_share, _MAX_CANARY)
             noise = self._live_models.noise
-            levels = checked_noise(strict_json(noise)["entry"]["noise"]) if noise else DEFAULT_NOISE
+            levels, explore_share = _noise_of(strict_json(noise)["entry"] if noise else None)
             control_share = 0.0
             if control is not None and self._live_models.canary is not None:
                 named = strict_json(self._live_models.canary)["entry"]["control"]
                 control_share = min(float(named["share"]), MAX_CONTROL_SHARE)
-            return LivePolicies(champion, canary, share, levels, control, control_share)
+            return LivePolicies(
+                champion, canary, share, levels, control, control_share, explore_share
+            )
         except (*_BAD, OSError) as error:
             self._reject(error)
             return LivePolicies()
@@ -393,15 +412,19 @@ class Bots:
             # The champion still plays; a canary or control that fails its checks does not.
             self._reject(error)
         try:
-            noise = self._noise(update.noise, trusted)
+            noise, explore_share = self._noise(update.noise, trusted)
         except _BAD as error:
             # The bots still play, with the last good noise.
             self._reject(error)
-            noise = (self._live or LivePolicies()).noise
+            live = self._live or LivePolicies()
+            noise = live.noise
+            explore_share = live.explore_share
             last = self._live_models
             update = replace(update, noise=None if last is None else last.noise)
         share = min(update.canary_share, _MAX_CANARY)
-        self._live = LivePolicies(champion, canary, share, noise, control, control_share)
+        self._live = LivePolicies(
+            champion, canary, share, noise, control, control_share, explore_share
+        )
         self._after = self._good_number = update.number
         if control is None:
             update = replace(update, control_release=None)
@@ -491,16 +514,14 @@ class Bots:
             )
         return manifest
 
-    def _noise(self, text: str | None, trusted: Trusted) -> Mapping[str, float]:
+    def _noise(self, text: str | None, trusted: Trusted) -> tuple[Mapping[str, float], float]:
         entry = self._entry(text, "noise", trusted)
-        if entry is None:
-            return DEFAULT_NOISE
-        if entry["schema"] != self.spec.schema:
+        if entry is not None and entry["schema"] != self.spec.schema:
             raise Refused(
                 "wrong_schema",
                 f"the platform sent the noise of the skills of another version of {self.spec.game}",
             )
-        return checked_noise(entry["noise"])
+        return _noise_of(entry)
 
     def _live_bots(self) -> list[Bot]:
         live = self._live or LivePolicies()
@@ -537,3 +558,11 @@ class Bots:
         self._thread = None
         self._stop = threading.Event()
         self._stop.set()
+
+
+def _noise_of(entry: dict[str, Any] | None) -> tuple[Mapping[str, float], float]:
+    """The noise of each skill in an entry, and the share of episodes in which bots explore."""
+    if entry is None:
+        return DEFAULT_NOISE, 0.0
+    explore_share = float(entry.get("explore_share", 0.0))
+    return checked_noise(entry["noise"]), min(max(explore_share, 0.0), MAX_EXPLORE_SHARE)

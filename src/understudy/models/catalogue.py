@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from understudy.core.errors import Refused
-from understudy.experience.skill import checked_noise
+from understudy.experience.skill import MAX_EXPLORE_SHARE, checked_noise
 from understudy.models.manifest import Manifest, manifest_from_json, model_name
 from understudy.ports import MAX_CONTROL_SHARE, LiveModels
 
@@ -52,6 +52,8 @@ class SkillNoise:
     """The champion whose play it was calibrated on."""
     episodes: int
     """The episodes of that model at any noise, so far."""
+    explore_share: float = 0.0
+    """The share of episodes in which the schema's champion explores."""
     signed: bytes = b""
     """The signed entry as it was read, for clients to verify."""
 
@@ -351,8 +353,15 @@ class Catalogue:
                 f"the noise of the skills is that of model {str(model_no)[:20]!r} after "
                 f"{str(episodes)[:20]!r} episodes; expected a released model and a whole number",
             )
+        explore_share = entry.get("explore_share", 0.0)
+        if type(explore_share) not in (int, float) or not 0 <= explore_share <= MAX_EXPLORE_SHARE:
+            raise Refused(
+                "bad_entry",
+                f"explore_share is {str(explore_share)[:20]!r}; expected a number from 0 to "
+                f"{MAX_EXPLORE_SHARE}",
+            )
         self.noise[self.models[model_no].schema] = SkillNoise(
-            checked_noise(entry.get("noise")), model_no, episodes, raw
+            checked_noise(entry.get("noise")), model_no, episodes, float(explore_share), raw
         )
 
     def _reject(self, entry: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@
     registry/GAME/NNNNNNNNNN.json   the game's journal of signed entries: takeover (a learner starts
                                     an epoch), release (a new model), point (an alias is set),
                                     reject (a model that no alias has pointed to), noise (how random
-                                    each skill of a schema's bots plays)
+                                    each skill of a schema's bots plays, and how often they explore)
     games/GAME/SCHEMA.json          game specs
     trust/KEYID.txt                 public keys of the signers
 
@@ -304,11 +304,23 @@ class Registry:
         self._point(game, lambda _: entry, epoch=epoch, seen=seen)
 
     def set_noise(
-        self, game: str, model_no: int, noise: Mapping[str, float], *, episodes: int, epoch: int
+        self,
+        game: str,
+        model_no: int,
+        noise: Mapping[str, float],
+        *,
+        episodes: int,
+        epoch: int,
+        explore_share: float = 0.0,
     ) -> None:
-        """Publish the noise of each skill for the bots of a model's schema."""
+        """Publish the noise of each skill for the bots of a model's schema.
+
+        `explore_share`: the share of episodes in which the schema's champion explores.
+        """
         schema = self.manifest(game, model_no).schema
-        entry = {"model_no": model_no, "schema": schema, "episodes": episodes}
+        entry: Entry = {"model_no": model_no, "schema": schema, "episodes": episodes}
+        if explore_share:
+            entry["explore_share"] = explore_share
 
         def checked(now: Catalogue) -> Entry:
             _check_epoch(now, epoch)

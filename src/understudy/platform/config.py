@@ -21,6 +21,7 @@ from understudy.core.settings import Resolved as Resolved
 from understudy.core.settings import from_tree, setting
 from understudy.core.settings import mask_secrets as mask_secrets
 from understudy.experience.chunk import CONSENTS
+from understudy.experience.skill import MAX_EXPLORE_SHARE
 from understudy.models.gate import Bounds
 from understudy.ports import MAX_CONTROL_SHARE
 from understudy.release.schedule import ALGORITHMS, LearningSchedule
@@ -221,6 +222,13 @@ class LearnerSection:
         1.0,
         description="Least share of people's steps in what iql and dqn learn from; 0: as recorded, "
         "1: only people's.",
+    )
+    explore_share: float = setting(
+        0.05,
+        0.0,
+        MAX_EXPLORE_SHARE,
+        description="Share of bots' episodes in which they explore, for iql or dqn to learn from; "
+        "0: none.",
     )
     settings: tuple[str, ...] = setting(
         (),

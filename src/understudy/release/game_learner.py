@@ -177,6 +177,7 @@ class GameLearner:
             return True
         for pointer in now.live("champion"):
             self._calibrate(now, pointer)
+            self._publish_explore_share(pointer)
         if not training.marks.is_admitted:
             # A learner was stopped, or failed, after a release.
             self._admit(training)
@@ -413,9 +414,35 @@ class GameLearner:
         noise = calibrate(before, stats.newest_people(champion.schema), released, skilled)
         if has_moved(noise, before):
             self._context.registry.set_noise(
-                self.game, champion.model_no, noise, episodes=n_episodes, epoch=self.epoch
+                self.game,
+                champion.model_no,
+                noise,
+                episodes=n_episodes,
+                epoch=self.epoch,
+                explore_share=self._explore_share,
             )
             _log.info("skills_calibrated", model=model, episodes=n_episodes, noise=noise)
+
+    @property
+    def _explore_share(self) -> float:
+        """The share of bots' episodes in which they explore; clones do not learn from bots."""
+        config = self._context.config
+        return config.explore_share if config.schedule.improve_with != "bc" else 0.0
+
+    def _publish_explore_share(self, champion: Alias) -> None:
+        """Publish the share of a schema's episodes in which bots explore, if it has changed."""
+        registry = self._context.registry
+        last = registry.catalogue(self.game).noise.get(champion.schema)
+        if self._explore_share == (0.0 if last is None else last.explore_share):
+            return
+        registry.set_noise(
+            self.game,
+            champion.model_no if last is None else last.model_no,
+            DEFAULT_NOISE if last is None else last.noise,
+            episodes=0 if last is None else last.episodes,
+            epoch=self.epoch,
+            explore_share=self._explore_share,
+        )
 
     def _skills(self, now: Catalogue, schema: str) -> dict[str, Any]:
         """The noise, target and returns of each skill of a schema's champion, for display."""

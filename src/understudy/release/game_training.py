@@ -15,6 +15,7 @@ from understudy.core.errors import ConfigError, Corrupt
 from understudy.core.tensors import Array
 from understudy.experience.chunk import CONSENTS
 from understudy.experience.game import GameSpec
+from understudy.experience.skill import MAX_EXPLORE_SHARE
 from understudy.learn.centre import find_centre, may_have_centre
 from understudy.learn.learner import Learner
 from understudy.learn.warm_start import warm_start
@@ -52,6 +53,8 @@ class LearnerServiceConfig:
     envs: Mapping[str, str] = field(default_factory=dict)
     """Gymnasium id by game; candidates of these games play held-out seeds instead of live games."""
     checkpoint_every_s: float = 10.0
+    explore_share: float = 0.05
+    """The share of bots' episodes in which they explore, if iql or dqn can learn from them."""
 
     def __post_init__(self) -> None:
         if not self.learn_from or not set(self.learn_from) <= set(CONSENTS) - {"denied"}:
@@ -66,6 +69,11 @@ class LearnerServiceConfig:
         if not 0 < self.checkpoint_every_s < 1e6:
             raise ConfigError(
                 f"checkpoint_every_s is {self.checkpoint_every_s}; give seconds, such as 10"
+            )
+        if not 0 <= self.explore_share <= MAX_EXPLORE_SHARE:
+            raise ConfigError(
+                f"explore_share is {self.explore_share}; give a number from 0 to "
+                f"{MAX_EXPLORE_SHARE}"
             )
 
 

@@ -3,7 +3,8 @@
 The position in the store is saved with the statistics, so nothing is counted twice. An episode
 counts if it is complete from its first step to its end: for a model if the episode's note names the
 model and no person or script decided in it, for people if they made every decision. Episodes at a
-skill are counted apart from those of a bot as released, and those at a temperature not at all.
+skill are counted apart from those of a bot as released, and those at a temperature, or of a bot
+that explores, not at all.
 """
 
 import math
