@@ -20,6 +20,8 @@ from understudy.testing.poisoning import (
     GAMES,
     Returns,
     Trial,
+    drifting,
+    heavy_tails,
     run_trials,
     two_peaks,
     unequal_players,
@@ -335,6 +337,8 @@ def test_a_verdict_says_what_was_compared_and_whether_lies_are_defended_against(
         {"max_share": 0.6},
         {"control_share": -0.1},
         {"control_share": 0.3},
+        {"forget_margin": -0.1},
+        {"forget_margin": 0.6},
         {"first_share": 0.3, "max_share": 0.2},
     ],
 )
@@ -526,3 +530,63 @@ def test_the_controls_share_grows_with_the_canarys():
     shares = [BOUNDS.control_share_beside(share) for share in (0.05, 0.1, 0.2, 0.5)]
     assert shares == pytest.approx([0.02, 0.04, 0.05, 0.05])
     assert Bounds(control_share=0.0).control_share_beside(0.5) == 0
+
+
+# --- After a forget -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trials", "gain", "promoted"),
+    [
+        (10, 0.0, (7, 10)),
+        (10, -0.4, (0, 0)),
+        pytest.param(1_000, -0.2, (0, 10), marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+    ],
+)
+@pytest.mark.parametrize("game", [heavy_tails, unequal_players, drifting])
+def test_a_replacement_that_is_hardly_worse_is_promoted_and_a_worse_one_is_not(
+    game: Returns, trials: int, gain: float, promoted: tuple[int, int]
+):
+    """The range of these returns is at most twice that from random play to the best person."""
+    rng = np.random.default_rng(7)
+    trial = Trial(game, gain, n_players=3)
+    decisions = []
+    for _ in range(trials):
+        candidate, champion, earlier = trial.episodes(rng)
+        decisions.append(compare(candidate, champion, BOUNDS, earlier=earlier, margin=0.1))
+    low, high = promoted
+    n_promoted = sum(found.decision == "promote" for found in decisions)
+    print(f"{game.__name__}, {gain}: {n_promoted} of {trials} promoted")
+    assert low <= n_promoted <= high
+
+
+def test_a_replacement_exactly_at_the_margin_is_rarely_promoted_and_the_reason_says_so():
+    """Returns of 0 or 1 with a range of 0 to 1, so that the margin is that of the probabilities."""
+    rng = np.random.default_rng(8)
+    earlier = [Played(at, -1.0, float(at % 2)) for at in range(100)]
+    outcomes = []
+    for _ in range(100):
+        is_candidate = rng.random(1_000) < 0.5
+        returns = rng.random(1_000) < np.where(is_candidate, 0.5, 0.6)
+        episodes = [
+            Played(at, float(at), float(value), propensity=0.5)
+            for at, value in enumerate(returns.tolist())
+        ]
+        drawn = [
+            [each for each, own in zip(episodes, is_candidate, strict=True) if own == is_own]
+            for is_own in (True, False)
+        ]
+        outcomes.append(compare(*drawn, BOUNDS, earlier=earlier, margin=0.1).decision)
+    assert outcomes.count("promote") <= 2
+    assert outcomes.count("reject") <= 2
+    same = played(np.tile([0.0, 1.0], 400), bot=0), played(np.tile([1.0, 0.0], 400), bot=1)
+    found = compare(*same, BOUNDS, earlier=earlier, margin=0.1)
+    assert found.decision == "promote"
+    assert found.why.startswith(
+        "not worse by more than 0.1 of the range, as a replacement after forget: mean return "
+    )
+    assert compare(*same, BOUNDS, earlier=earlier).decision == "wait"
+    lower = played(np.zeros(400), bot=0), played(np.ones(400), bot=1)
+    found = compare(*lower, BOUNDS, earlier=earlier, margin=0.1)
+    assert found.decision == "reject"
+    assert found.why.startswith("worse by more than 0.1 of the range, as a replacement ")

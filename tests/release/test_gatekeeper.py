@@ -1,6 +1,7 @@
 """Nothing bad passes the gate, whatever was done to it; what is truly better does."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.models.shared import Journal
 from understudy.nn.policy import Policy
-from understudy.release.gatekeeper import Gatekeeper
+from understudy.release.gatekeeper import Gatekeeper, is_replacement, learned_before
 from understudy.release.model_check import check_in_subprocess, check_model
 from understudy.testing.clock import ManualClock
 
@@ -569,3 +570,48 @@ def test_a_control_that_becomes_champion_again_is_no_longer_compared(quick_path:
     assert now.model_of("champion") == 1
     assert now.control_of(now.pointer("canary")) is None
     assert live_models(now, *now.pointers(), trust=()).control_release is None
+
+
+# --- After a forget -------------------------------------------------------------------------------
+
+
+def test_the_first_model_that_is_trained_after_a_forget_replaces_a_champion_from_before(
+    quick_path: Path,
+):
+    reigns = Reigns(quick_path)
+
+    def release(read_no: int | None, cursor: str = "9") -> int:
+        config = {} if read_no is None else {"read_no": read_no}
+        lineage = replace(LINEAGE, cursor_to=cursor, config=config)
+        policy = better(np.random.default_rng(read_no))
+        return reigns.registry.release(policy, lineage, epoch=reigns.epoch).model_no
+
+    champion = release(100)
+    reigns.registry.set_alias(GAME.game, "champion", champion, why="test")
+    before = release(140)
+    first = release(160)
+    second = release(170)
+    third = release(200)
+    now = reigns.registry.catalogue(GAME.game)
+    models = (before, first, second, third)
+    assert [is_replacement(now, number, []) for number in models] == [False] * 4
+    assert [is_replacement(now, number, [90]) for number in models] == [False] * 4
+    assert [is_replacement(now, number, [150]) for number in models] == [False, True, False, False]
+    assert [is_replacement(now, number, [150, 180]) for number in models] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert [learned_before(now, number, [90, 150]) for number in (champion, *models)] == [
+        150,
+        150,
+        0,
+        0,
+        0,
+    ]
+    earlier_version = release(None)
+    of_a_run = release(None, cursor="")
+    now = reigns.registry.catalogue(GAME.game)
+    assert learned_before(now, earlier_version, [150]) == 150
+    assert learned_before(now, of_a_run, [150]) == 0

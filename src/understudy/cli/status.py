@@ -116,7 +116,7 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
         out.print(f"  skills: {skills}", soft_wrap=True)
     for line in game.get("schedule", ()):
         out.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
-    for problem in ("gave_up", "error"):
+    for problem in ("forgotten", "gave_up", "error"):
         if game.get(problem):
             out.print(f"  [red]{escape(game[problem])}[/]", soft_wrap=True)
 
@@ -288,6 +288,7 @@ def _shown(report: dict[str, Any]) -> dict[str, Any]:
         "people",
         "returns",
         "skills",
+        "forgotten",
         "decision",
         "next",
     )

@@ -23,6 +23,8 @@ from understudy.core.plural import plural
 from understudy.ports import CANARY_BESIDE_CONTROL, MAX_CONTROL_SHARE
 
 Decision = Literal["promote", "wait", "reject"]
+MAX_MARGIN = 0.5
+"""The largest margin of a comparison, as a share of the range of returns."""
 
 _BETS = np.array([0.25, 0.5, 1.0, 2.0, 4.0])
 """Shares of the capital that are bet on a difference of the whole range; the capital is divided
@@ -89,6 +91,8 @@ class Bounds:
     """The share doubles up to this one while the canary is not proven worse."""
     control_share: float = 0.05
     """The share of episodes that the best earlier champion plays beside a canary; 0: none."""
+    forget_margin: float = 0.1
+    """By how much of the range of returns the replacement after a `forget` may be worse."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_episodes <= self.max_episodes:
@@ -110,6 +114,10 @@ class Bounds:
         if not 0 <= self.control_share <= MAX_CONTROL_SHARE:
             raise ConfigError(
                 f"control_share is {self.control_share}; use a number from 0 to {MAX_CONTROL_SHARE}"
+            )
+        if not 0 <= self.forget_margin <= MAX_MARGIN:
+            raise ConfigError(
+                f"forget_margin is {self.forget_margin}; use a number from 0 to {MAX_MARGIN}"
             )
 
     def error_of(self, trial_no: int) -> float:
@@ -182,6 +190,7 @@ def compare(
     control: Sequence[Played] = (),
     earlier: Sequence[Played] = (),
     trial_no: int = 1,
+    margin: float = 0.0,
 ) -> GateDecision:
     """Return the first decision that the episodes support, checked after each; wait if none.
 
@@ -199,6 +208,8 @@ def compare(
     `earlier`: episodes of people and of the champion from before the trial. Returns are clipped to
     their range; if they are too few, the first episodes tell the range and are not compared.
     `trial_no`: the candidate's number among those of its schema, on which its error depends.
+    `margin`: the candidate is promoted once it is proven not to be worse by more than this share
+    of the range, and rejected once it is proven to be.
     """
     beside_control = _Pair(
         [each for each in candidate if _has(each, CANARY_BESIDE_CONTROL)],
@@ -234,10 +245,11 @@ def compare(
         )
     ends = _range(earlier, tail)
     draws = pair.draws(ends)
-    better = _Bet(draws, 1, bounds.error_of(trial_no))
-    worse = _Bet(draws, -1, bounds.error)
+    better = _Bet(draws, 1, bounds.error_of(trial_no), above=-margin)
+    worse = _Bet(draws, -1, bounds.error, above=margin)
     proven_at = [bet.first_proof(may_decide) for bet in (better, worse)]
     at = min(proven_at)
+    bet = better
     if at < len(pair.episodes):
         beside_control = beside_control.part(0, beside_control.n_until(pair.episodes[at]))
     if (may_decide := beside_control.may_decide(bounds)).any():
@@ -251,6 +263,10 @@ def compare(
         is_better = proven_at[0] == at
         decision: Decision = "promote" if is_better else "reject"
         outcome = "better" if is_better else "worse"
+        bet = better if is_better else worse
+        if margin:
+            how = "not worse" if is_better else "worse"
+            outcome = f"{how} by more than {margin:g} of the range, as a replacement after forget"
     elif is_over:
         decision = "reject"
         outcome = f"undecided after {bounds.max_episodes} episodes"
@@ -261,7 +277,7 @@ def compare(
             "is proven better",
             better.evidence(),
         )
-    why = pair.text(outcome, ends, worse if outcome == "worse" else better, at, trial_no)
+    why = pair.text(outcome, ends, bet, at, trial_no)
     if decision == "promote" and len(set(beside_control.is_candidate)) > 1:
         why += f"; not proven worse than the control: {beside_control.means(ends)}"
     return GateDecision(decision, why, n_episodes=min(at + 1, len(pair.episodes)))
@@ -472,9 +488,11 @@ class _Bet:
     person can play under many names.
     """
 
-    def __init__(self, draws: _Draws, sign: int, error: float) -> None:
+    def __init__(self, draws: _Draws, sign: int, error: float, *, above: float = 0.0) -> None:
+        """`sign`: 1 for a bet on the candidate, -1 on the other; `above`: the gain it bets on."""
         self._draws = draws
         self._sign = sign
+        self._above = above
         self.error = error
         full_weight = draws.chance * (1 - draws.chance)
         self._weight = full_weight.copy()
@@ -524,7 +542,7 @@ class _Bet:
 
     def first_proof(self, may_decide: NDArray[np.bool_]) -> int:
         """The first episode after which the bet is won; the number of episodes without one."""
-        growth = self._growth(self._sign, 0.0)
+        growth = self._growth(self._sign, self._above)
         player = self._draws.player
         is_won = _capital(np.cumsum(growth, axis=0)) >= math.log(1 / self.error)
         n_players = np.cumsum(
@@ -548,7 +566,7 @@ class _Bet:
 
     def evidence(self) -> float:
         """The capital after all episodes, on a logarithmic scale on which a proof is 1."""
-        capital = _capital(self._growth(self._sign, 0.0).sum(axis=0))
+        capital = _capital(self._growth(self._sign, self._above).sum(axis=0))
         return float(capital / math.log(1 / self.error))
 
     def interval(self, at: int) -> list[float]:

@@ -22,7 +22,7 @@ from understudy.core.settings import from_tree, setting
 from understudy.core.settings import mask_secrets as mask_secrets
 from understudy.experience.chunk import CONSENTS
 from understudy.experience.skill import MAX_EXPLORE_SHARE
-from understudy.models.gate import Bounds
+from understudy.models.gate import MAX_MARGIN, Bounds
 from understudy.ports import MAX_CONTROL_SHARE
 from understudy.release.schedule import ALGORITHMS, LearningSchedule
 
@@ -278,6 +278,12 @@ class GateSection:
         0,
         MAX_CONTROL_SHARE,
         "The share of episodes that the best earlier champion plays beside a canary; 0: none.",
+    )
+    forget_margin: float = setting(
+        _BOUNDS.forget_margin,
+        0,
+        MAX_MARGIN,
+        "By how much of the range of returns the replacement after a forget may be worse.",
     )
 
 

@@ -100,6 +100,8 @@ class Marks:
     steps: int = 0
     is_admitted: bool = True
     """Whether the gate has decided what becomes of it."""
+    read_no: int = 0
+    """The highest arrival number that was read when the current weights were new."""
 
 
 class GameTraining:
@@ -235,6 +237,7 @@ class GameTraining:
                 "learn_from": list(config.learn_from),
                 "temperature": temperature,
                 "people_share": 1.0 if self.algorithm == "bc" else config.schedule.people_share,
+                "read_no": self.marks.read_no,
             }
             | ({"ranking": list(ranking)} if ranking else {})
             | ({"started_from": self._started_from} if self._started_from else {}),
@@ -248,6 +251,8 @@ class GameTraining:
         """
         if self.marks.updates and self.algorithm != "dqn":
             self._restart()
+        if not self.updates:
+            self.marks = replace(self.marks, read_no=self._context.store_stats.read_no)
         if not self.updates and self._finds_centre:
             self._find_centre()
         if is_first and not self.updates and not self.engine.has_held_out:
@@ -284,6 +289,11 @@ class GameTraining:
             self.candidate, learned=self.engine.learned_sample(), held_out=held_out
         )
 
+    def renew(self) -> None:
+        """Train the next candidate from new weights at once, without waiting for more steps."""
+        self.marks = replace(self.marks, steps=0)
+        self._restart()
+
     def _restart(self) -> None:
         """Train from new weights, on the newest steps that the store holds now."""
         self.engine.close()
@@ -314,7 +324,9 @@ class GameTraining:
 
     def released(self, model_no: int) -> None:
         """Record that the current policy was released, but not yet judged by the gate."""
-        self.marks = Marks(model_no, self.updates, self.steps, is_admitted=False)
+        self.marks = Marks(
+            model_no, self.updates, self.steps, is_admitted=False, read_no=self.marks.read_no
+        )
         self._job.restores = 0
         self._save()
 

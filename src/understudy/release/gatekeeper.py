@@ -85,6 +85,7 @@ class Gatekeeper:
         play: Play | None = None,
         people: ModelCheck | None = None,
         returns: Returns | None = None,
+        margin: float = 0.0,
     ) -> GateDecision:
         """Check a release and move an alias of its schema: to a first bot champion, else canary.
 
@@ -92,7 +93,7 @@ class Gatekeeper:
         canary that is still undecided makes room for the new one. With `play`, held-out episodes
         decide at once between champion and rejection, so no canary is needed. `people`: how a first
         bot compares with held-out steps of people. `returns` tell which of the earlier champions
-        plays beside a canary as control.
+        plays beside a canary as control. `margin`: as for `gate.compare`.
         """
         now = self._registry.catalogue(game)
         if model_no in now.verdicts:
@@ -114,6 +115,7 @@ class Gatekeeper:
                     *_in_random_order(*held_out, share=self.bounds.max_share),
                     self.bounds,
                     trial_no=max(1, trial_no),
+                    margin=margin,
                 )
                 if decision.decision != "wait":
                     break
@@ -193,6 +195,7 @@ class Gatekeeper:
         schema: str | None = None,
         people: Sequence[Played] = (),
         reads_file: bool = True,
+        margin: float = 0.0,
     ) -> GateDecision | None:
         """Compare the returns of a schema's canary, champion and control in the canary's trial.
 
@@ -200,7 +203,8 @@ class Gatekeeper:
         then, its share grows with the episodes of both. By default, `schema` is the newest that has
         a canary. Returns are clipped to the range of those of `people` and of the champion before.
         With `reads_file`, a canary whose file is damaged is rejected at once: games cannot play it.
-        Returns None without a canary to compare.
+        `margin`: as for `gate.compare`, and the same one throughout a trial. Returns None without a
+        canary to compare.
         """
         now = self._registry.catalogue(game)
         canary = now.pointer("canary", schema)
@@ -208,7 +212,13 @@ class Gatekeeper:
             return None
         try:
             return self._judge(
-                now, canary, returns, epoch=epoch, people=people, reads_file=reads_file
+                now,
+                canary,
+                returns,
+                epoch=epoch,
+                people=people,
+                reads_file=reads_file,
+                margin=margin,
             )
         except Refused as error:
             if error.reason != "superseded":
@@ -225,6 +235,7 @@ class Gatekeeper:
         epoch: int,
         people: Sequence[Played],
         reads_file: bool,
+        margin: float,
     ) -> GateDecision | None:
         """Judge a canary as it was seen; Refused (`superseded`) if it is not the canary now."""
         game = now.game
@@ -268,6 +279,7 @@ class Gatekeeper:
                     episode for episode in (*people, *first) if episode.started_s < int(canary.at_s)
                 ],
                 trial_no=trial_no,
+                margin=margin,
             )
             self._evidence[game, canary.schema] = decision.evidence
             if decision.decision == "wait":
@@ -342,6 +354,38 @@ class Gatekeeper:
         except Corrupt as error:
             return [ModelCheck("loads", False, str(error))]
         return self._check(now.models[model_no], raw, self._budget)
+
+
+def learned_before(now: Catalogue, model_no: int, forgotten: Sequence[int]) -> int:
+    """The newest `forget` event after a model's training began; 0 if there is none.
+
+    `forgotten`: the arrival numbers of such events. A model that did not learn from the store has
+    learned from no player.
+    """
+    lineage = now.models[model_no].lineage
+    newest = max(forgotten, default=0)
+    return newest if lineage.cursor_to and newest > lineage.config.get("read_no", 0) else 0
+
+
+def is_replacement(now: Catalogue, model_no: int, forgotten: Sequence[int]) -> bool:
+    """Whether a model is the first one of its schema that was trained after a `forget`.
+
+    It is if the champion was trained before that, and may have learned from the player.
+    """
+    schema = now.models[model_no].schema
+    champion = now.model_of("champion", schema)
+    known = [number for number in forgotten if number <= _read_no(now, model_no)]
+    if not champion or not known or not learned_before(now, champion, known):
+        return False
+    return not any(
+        manifest.schema == schema and number < model_no and _read_no(now, number) >= known[-1]
+        for number, manifest in now.models.items()
+    )
+
+
+def _read_no(now: Catalogue, model_no: int) -> int:
+    """The highest arrival number that was read when a model's training began."""
+    return int(now.models[model_no].lineage.config.get("read_no", 0))
 
 
 def _recorded(verdict: str) -> GateDecision:
