@@ -572,11 +572,12 @@ def test_a_replacement_exactly_at_the_margin_is_rarely_promoted_and_the_reason_s
             Played(at, float(at), float(value), propensity=0.5)
             for at, value in enumerate(returns.tolist())
         ]
-        drawn = [
+        candidate, champion = (
             [each for each, own in zip(episodes, is_candidate, strict=True) if own == is_own]
             for is_own in (True, False)
-        ]
-        outcomes.append(compare(*drawn, BOUNDS, earlier=earlier, margin=0.1).decision)
+        )
+        found = compare(candidate, champion, BOUNDS, earlier=earlier, margin=0.1)
+        outcomes.append(found.decision)
     assert outcomes.count("promote") <= 2
     assert outcomes.count("reject") <= 2
     same = played(np.tile([0.0, 1.0], 400), bot=0), played(np.tile([1.0, 0.0], 400), bot=1)

@@ -135,7 +135,7 @@ class Bounds:
 
     def control_share_beside(self, share: float) -> float:
         """The control's share beside a canary with this share, with which it grows at first."""
-        return min(self.control_share, share * (1 - CANARY_BESIDE_CONTROL))
+        return min(self.control_share, round(share * (1 - CANARY_BESIDE_CONTROL), 9))
 
 
 @dataclass(frozen=True, slots=True)
