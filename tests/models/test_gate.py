@@ -540,14 +540,14 @@ def test_the_controls_share_grows_with_the_canarys():
     [
         (10, 0.0, (7, 10)),
         (10, -0.4, (0, 0)),
-        pytest.param(1_000, -0.2, (0, 10), marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+        pytest.param(1_000, -0.3, (0, 10), marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )
 @pytest.mark.parametrize("game", [heavy_tails, unequal_players, drifting])
 def test_a_replacement_that_is_hardly_worse_is_promoted_and_a_worse_one_is_not(
     game: Returns, trials: int, gain: float, promoted: tuple[int, int]
 ):
-    """The range of these returns is at most twice that from random play to the best person."""
+    """A tenth of the range of these returns is less than 0.2, and clipping hides less than 0.1."""
     rng = np.random.default_rng(7)
     trial = Trial(game, gain, n_players=3)
     decisions = []
