@@ -3159,15 +3159,14 @@ class Bots {
     const plain = { ...news, canary: null, canary_release: null, control_release: null };
     this._setLive({ champion });
     this._storeLive({ ...plain, number: this._goodNumber });
-    // The champion keeps playing; a canary or control that fails a check never plays.
-    const refuse = (/** @type {unknown} */ error) => {
-      if (error instanceof LinkFailed) throw error;
-      this._refuse(error);
-      return null;
-    };
     const how = { trust, fetched, known: [champion, ...known] };
-    const canary = await this._openBot(news, "canary", how).catch(refuse);
-    const opened = canary && (await this._openControl(news, how).catch(refuse));
+    const canary = await this._openBot(news, "canary", how).catch((error) => {
+      if (error instanceof LinkFailed) throw error;
+      this._refuse(error); // the champion keeps playing; a canary that fails a check never plays
+      return null;
+    });
+    // Nor does such a control; if it cannot be fetched, the others do not wait for it.
+    const opened = canary && (await this._openControl(news, how).catch((error) => void this._refuse(error)));
     this._after = this._goodNumber = news.number;
     this._setLive({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY), ...opened });
     this._storeLive(canary ? { ...news, control_release: opened ? news.control_release : null } : plain);

@@ -479,6 +479,23 @@ def test_beside_a_canary_the_control_plays_its_share_also_after_a_restart(tmp_pa
         assert drawn["my-game/3", 0.25] == pytest.approx(7_000 / 4, abs=150)
 
 
+def test_a_control_that_cannot_be_fetched_does_not_delay_champion_and_canary(tmp_path):
+    class Partial(MemoryLink):
+        def policy(self, model_no):
+            if model_no == 1:
+                raise LinkFailed("failed", "no response")
+            return super().policy(model_no)
+
+    platform = Platform(tmp_path, link=Partial())
+    platform.release(constant_policy(0))
+    platform.release(constant_policy(1))
+    platform.release(constant_policy(2), "canary", share=0.25, control=Control(1, 0.05))
+    bots = bots_of(platform.link, tmp_path)
+    bots.pick()
+    bots.step()
+    assert drawn_by(bots, 99).keys() == {("my-game/2", 0.75), ("my-game/3", 0.25)}
+
+
 def test_a_control_that_fails_a_check_does_not_affect_champion_and_canary(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(0))

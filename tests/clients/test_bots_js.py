@@ -323,9 +323,10 @@ def test_beside_a_canary_the_control_plays_its_share_unless_it_fails_a_check(tmp
     )
     again = played(trial, {"start": {"isOffline": True}, "episodes": 200})["seen"]
     assert again[1]["propensities"] == [0.25, 0.4, 0.6, 0.75], "also after a restart"
-    trial["policies"][1] = "00"
-    damaged = played(first, trial | {"episodes": 200})["seen"]
-    assert (damaged[1]["propensities"], damaged[1]["refused"]) == ([0.25, 0.75], 1)
+    for broken in ("00", None):  # None: the gateway does not respond
+        trial["policies"][1] = broken
+        damaged = played(first, trial | {"episodes": 200})["seen"]
+        assert (damaged[1]["propensities"], damaged[1]["refused"]) == ([0.25, 0.75], 1)
 
 
 @pytest.mark.parametrize(("temperature", "at"), [(0.25, (4.0, None)), (None, (None, 0.1))])

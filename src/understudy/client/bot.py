@@ -407,9 +407,14 @@ class Bots:
         control_share = 0.0
         try:
             canary = self._opened(update, "canary", trusted)
-            control, control_share = self._opened_control(update, trusted)
         except _BAD as error:
-            # The champion still plays; a canary or control that fails its checks does not.
+            # The champion still plays; a canary that fails its checks does not.
+            self._reject(error)
+        try:
+            if canary is not None:
+                control, control_share = self._opened_control(update, trusted)
+        except (*_BAD, LinkFailed) as error:
+            # Nor does such a control; if it cannot be fetched, the others do not wait for it.
             self._reject(error)
         try:
             noise, explore_share = self._noise(update.noise, trusted)
