@@ -860,11 +860,12 @@ class Rows {
    * Names the model that decides from now on, for the episode's note.
    * @param {string} model
    * @param {number} [propensity] the probability with which it was drawn, if there were several
-   * @param {number} [noise] the noise of the episode's skill
+   * @param {number} [noise] the noise with which it plays
+   * @param {number} [temperature] the temperature at which it plays
    */
-  nameModel(model, propensity, noise) {
+  nameModel(model, propensity, noise, temperature) {
     if (!this._note || (this._note.model === model && this._note.noise === noise)) return;
-    const named = { model, propensity, noise };
+    const named = { model, propensity, noise, temperature };
     this._note = { ...this._note, ...named };
     if (this._state === OPEN || !this._isFirst) Object.assign(this._notes[this._notes.length - 1], named);
   }
@@ -1134,6 +1135,7 @@ const SKILLS = ["easy", "even", "hard"];
 const DEFAULT_NOISE = { easy: 0.5, even: 0.25 };
 const MIN_TEMPERATURE = 0.01;
 const MAX_TEMPERATURE = 100;
+const MAX_EXPLORE_SHARE = 0.5;
 
 /** @param {unknown} value */
 const isNoise = (value) => typeof value === "number" && value >= 0 && value <= 1;
@@ -1166,6 +1168,16 @@ function botSkill(skill, temperature) {
   if (skill !== undefined && !SKILLS.includes(skill))
     throw new Refused("bad_skill", `skill is ${String(skill).slice(0, 40)}; pass one of ${SKILLS.join(", ")}`);
   return skill === undefined || skill === "hard" ? {} : { skill };
+}
+
+/**
+ * How a bot explores: as at a temperature of 1, if it was released at a lower one, else with a little noise.
+ * @param {unknown} releasedTemperature
+ * @returns {BotSkill & {deterministic?: boolean}}
+ */
+function exploringSkill(releasedTemperature) {
+  const temperature = 1 / Number(releasedTemperature ?? 1);
+  return temperature > 1 && temperature <= MAX_TEMPERATURE ? { temperature, deterministic: false } : { noise: 0.1 };
 }
 
 /** Whether the bot plays as released. @param {BotSkill} skill */
@@ -2900,6 +2912,9 @@ function warn(topic, text) {
 
 const POLL_S = 25;
 const MAX_CANARY = 0.5;
+/** The probability of the canary in a draw between it and the control, above any share that it has beside the champion. */
+const CANARY_BESIDE_CONTROL = 0.6;
+const MAX_CONTROL = 0.2;
 const MAX_STORED_POLICY_BYTES = 1024 * 1024;
 /** The shortest time between two acks to the sender that end the backoff of polling. */
 const NUDGE_MS = 5000;
@@ -2910,8 +2925,10 @@ const RECHECK_CAP_MS = 600_000;
 /** @typedef {"champion" | "canary"} Alias */
 /**
  * @typedef {{number: number, champion: string | null, champion_release: string | null, canary: string | null,
- *   canary_release: string | null, canary_share: number, noise: string | null, trust: string[]}} LiveModels champion,
- *   canary and the noise of the skills, signed
+ *   canary_release: string | null, canary_share: number, control_release: string | null, noise: string | null,
+ *   trust: string[]}} LiveModels champion, canary, control and the noise of the skills, signed
+ * @typedef {{champion: Bot | null, canary?: Bot | null, share?: number, control?: Bot | null, controlShare?: number}}
+ *   LivePolicies the bots that play new episodes
  */
 
 /**
@@ -2937,9 +2954,11 @@ class Bots {
     this._policyPlace = `policy/${version}/`;
     this._trust = trust;
     this._backoff = new Backoff(clock, random);
-    /** @type {{champion: Bot | null, canary: Bot | null, share: number}} */
-    this._live = { champion: null, canary: null, share: 0 };
+    /** @type {LivePolicies} */
+    this._live = { champion: null };
     this._noise = DEFAULT_NOISE;
+    /** The share of episodes in which the champion explores. */
+    this._exploreShare = 0;
     /** @type {string | null} the signed entry that has it */
     this._signedNoise = null;
     /**
@@ -2971,15 +2990,22 @@ class Bots {
   }
 
   /**
-   * Draws the bot for an episode: the canary with probability `share`, else the champion; null while there is none. At a
-   * skill or temperature it is the champion, on whose play the noise was calibrated.
+   * Draws the bot for an episode: the canary with probability `share`, else the champion; null while there is none. With
+   * a control, the draw is between canary and control in some of the episodes. At a skill or temperature it is the
+   * champion, on whose play the noise was calibrated; and in a few episodes it is the champion, which explores.
    * @param {BotSkill} skill
    * @returns {Bot | null}
    */
   pickBot(skill = {}) {
-    const { champion, canary, share } = this._live;
+    const { champion, canary, share = 0, control, controlShare = 0 } = this._live;
     if (!isReleased(skill)) return champion && this.atSkill(champion, skill);
+    if (champion && this._exploreShare && this._random() < this._exploreShare)
+      return { ...champion, ...exploringSkill(champion.manifest.lineage?.config?.temperature) };
     if (!canary) return champion;
+    if (control && this._random() < controlShare / (1 - CANARY_BESIDE_CONTROL)) {
+      if (this._random() < CANARY_BESIDE_CONTROL) return { ...canary, propensity: CANARY_BESIDE_CONTROL };
+      return { ...control, propensity: 1 - CANARY_BESIDE_CONTROL };
+    }
     if (this._random() < share) return { ...canary, propensity: share };
     return champion && { ...champion, propensity: 1 - share };
   }
@@ -3002,9 +3028,12 @@ class Bots {
       const news = parseLiveModels(stored.live_models);
       const champion = await this._restore(news.champion_release);
       const canary = await this._restore(news.canary_release).catch(() => null);
+      const control = await this._restore(news.control_release).catch(() => null);
+      const named = control && news.canary ? /** @type {any} */ (JSON.parse(news.canary)).entry.control : null;
       await this._useNoise(news.noise, this._trustedKeys([]));
       this._after = this._goodNumber = news.number;
-      this._setLive({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY) });
+      const share = Math.min(news.canary_share, MAX_CANARY);
+      this._setLive({ champion, canary, share, control, controlShare: Math.min(named?.share ?? 0, MAX_CONTROL) });
     } catch (error) {
       this._refuse(error);
       this._after = this._goodNumber = 0;
@@ -3104,7 +3133,8 @@ class Bots {
   async _take(news) {
     const fetched = async (/** @type {any} */ manifest) =>
       (await this._link.ask("GET", `/models/${manifest.model_no}/policy`, { waitS: 50 })).raw;
-    const known = [this._live.champion, this._live.canary];
+    const { champion: lastChampion, canary: lastCanary = null, control: lastControl = null } = this._live;
+    const known = [lastChampion, lastCanary, lastControl];
     let champion, trust;
     try {
       trust = this._trustedKeys(news.trust);
@@ -3126,18 +3156,21 @@ class Bots {
     news = { ...news, noise: this._signedNoise };
     // The champion does not wait for the canary's download. The stored entry has the previous number, so that a restart
     // from it polls for this one again.
-    const plain = { ...news, canary: null, canary_release: null };
-    this._setLive({ champion, canary: null, share: 0 });
+    const plain = { ...news, canary: null, canary_release: null, control_release: null };
+    this._setLive({ champion });
     this._storeLive({ ...plain, number: this._goodNumber });
-    const canary = await this._openBot(news, "canary", { trust, fetched, known: [champion, ...known] }).catch((error) => {
+    const how = { trust, fetched, known: [champion, ...known] };
+    const canary = await this._openBot(news, "canary", how).catch((error) => {
       if (error instanceof LinkFailed) throw error;
       this._refuse(error); // the champion keeps playing; a canary that fails a check never plays
       return null;
     });
+    // Nor does such a control; if it cannot be fetched, the others do not wait for it.
+    const opened = canary && (await this._openControl(news, how).catch((error) => void this._refuse(error)));
     this._after = this._goodNumber = news.number;
-    this._setLive({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY) });
-    this._storeLive(canary ? news : plain);
-    const live = [champion, canary].map((bot) => this._policyPlace + bot?.manifest.policy_sha256);
+    this._setLive({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY), ...opened });
+    this._storeLive(canary ? { ...news, control_release: opened ? news.control_release : null } : plain);
+    const live = [champion, canary, opened?.control].map((bot) => this._policyPlace + bot?.manifest.policy_sha256);
     for (const name of this._storage.names(this._policyPlace)) if (!live.includes(name)) this._storage.remove(name);
   }
 
@@ -3166,9 +3199,33 @@ class Bots {
     if (point.model_no === 0) return null;
     const release = news[`${alias}_release`];
     if (release === null) throw new Refused("bad_entry", `model ${point.model_no} has no release document`);
+    return this._openModel(release, alias, point.model_no, { trust, fetched, known });
+  }
+
+  /**
+   * The control that the canary's document names, and its share.
+   * @param {LiveModels} news
+   * @param {{trust: readonly string[], fetched: (manifest: any) => Promise<Uint8Array>, known: (Bot | null)[]}} how
+   */
+  async _openControl({ canary, control_release: release }, how) {
+    const named = canary && release && (await this._entry(canary, "point", how.trust)).control;
+    if (!named || !release || !(named.share > 0)) return null;
+    const control = await this._openModel(release, "control", named.model_no, how);
+    return { control, controlShare: Math.min(named.share, MAX_CONTROL) };
+  }
+
+  /**
+   * The model of a signed release, which must have this number.
+   * @param {string} release
+   * @param {string} alias
+   * @param {number} modelNo
+   * @param {{trust: readonly string[], fetched: (manifest: any) => Promise<Uint8Array>, known: (Bot | null)[]}} how
+   * @returns {Promise<Bot>}
+   */
+  async _openModel(release, alias, modelNo, { trust, fetched, known }) {
     const manifest = await this.manifest(release, trust);
-    if (manifest.model_no !== point.model_no) {
-      throw new Refused("bad_entry", `${alias} is model ${point.model_no}, but the release is of ${manifest.model_no}`);
+    if (manifest.model_no !== modelNo) {
+      throw new Refused("bad_entry", `${alias} is model ${modelNo}, but the release is of ${manifest.model_no}`);
     }
     const loaded = known.find((bot) => bot && canonicalJson(bot.manifest) === canonicalJson(manifest));
     if (loaded) return loaded;
@@ -3195,16 +3252,18 @@ class Bots {
   }
 
   /**
-   * Uses the noise of each skill in a signed entry, or the default without one; if it is invalid, the last one stays.
+   * Uses the noise of each skill and the share of exploring episodes in a signed entry, or the defaults without one; if
+   * it is invalid, the last ones stay.
    * @param {string | null} signed
    * @param {readonly string[]} trust
    */
   async _useNoise(signed, trust) {
     try {
-      const { schema, noise } = signed === null ? {} : await this._entry(signed, "noise", trust);
+      const { schema, noise, explore_share: share = 0 } = signed === null ? {} : await this._entry(signed, "noise", trust);
       if (signed !== null && !(schema === this._schema && isNoise(noise?.easy) && isNoise(noise?.even)))
         throw new Refused("bad_entry", "the noise of the skills is invalid, or that of another schema");
       this._noise = signed === null ? DEFAULT_NOISE : { easy: noise.easy, even: noise.even };
+      this._exploreShare = share > 0 ? Math.min(share, MAX_EXPLORE_SHARE) : 0;
       this._signedNoise = signed;
     } catch (error) {
       this._refuse(error);
@@ -3259,7 +3318,7 @@ class Bots {
     this._storage.write("trust", trust);
   }
 
-  /** @param {{champion: Bot | null, canary: Bot | null, share: number}} live */
+  /** @param {LivePolicies} live */
   _setLive(live) {
     const before = this.name;
     this._live = live;
@@ -3300,7 +3359,7 @@ class Bots {
 
 /** @param {any} fields @returns {LiveModels} */
 function parseLiveModels(fields) {
-  const texts = ["champion", "champion_release", "canary", "canary_release", "noise"];
+  const texts = ["champion", "champion_release", "canary", "canary_release", "control_release", "noise"];
   const isValid =
     Number.isSafeInteger(fields?.number) &&
     fields.number >= 0 &&
@@ -3409,7 +3468,10 @@ export class Episode {
     try {
       const chosen = this._choose(obs, own, { actionMask, deterministic });
       if (this._isLate("act")) return chosen.action;
-      if (this._bot) this._rows.nameModel(this._bot.name, this._bot.propensity, this._bot.noise);
+      if (this._bot) {
+        const { name, propensity, noise, temperature } = this._bot;
+        this._rows.nameModel(name, propensity, noise, temperature);
+      }
       this._recordDecision(obs, chosen.action, { actionMask, by: chosen.by, frames: 1, extras: chosen.extras });
       return chosen.action;
     } catch (error) {

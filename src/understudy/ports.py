@@ -418,6 +418,13 @@ class FullStore(ExperienceStore, StoreAdmin, Protocol):
 # --- Link: how games, bots and workers reach a learner --------------------------------------------
 
 
+CANARY_BESIDE_CONTROL = 0.6
+"""The probability of the canary in a draw between it and the control. No canary has as large a
+share beside the champion, so a note's probability tells which of the two draws it was."""
+MAX_CONTROL_SHARE = 0.2
+"""The largest share of episodes that a control plays."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveModels:
     """The models that play a game now, as signed documents; the client verifies the signatures."""
@@ -430,6 +437,8 @@ class LiveModels:
     canary_release: str | None = None
     canary_share: float = 0.0
     """The share of episodes that the canary plays."""
+    control_release: str | None = None
+    """The release of the control, which the canary's document names with its share."""
     noise: str | None = None
     """The signed noise of each skill; None: not calibrated yet."""
     trust: tuple[str, ...] = ()

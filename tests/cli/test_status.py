@@ -15,6 +15,7 @@ from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
 from understudy.cli.status import platform_status as status
 from understudy.core.log import FileLock
+from understudy.models.catalogue import Control
 from understudy.release.gatekeeper import release_run
 from understudy.testing.clock import START_S, ManualClock
 
@@ -78,6 +79,23 @@ def test_roles_games_schedule_and_advice_are_shown(tmp_path: Path, held: ExitSta
     (game,) = found["games"]
     assert (game["models"], game["champion"], game["phase"]) == (1, 1, "bc")
     assert found["next"] == [f"pong: {ADVICE}"]
+
+
+def test_the_control_of_a_trial_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = tmp_path / "D"
+    deployment = open_deployment(DataFolder(data))
+    for at, name in enumerate(("one", "two", "three")):
+        release_run(deployment, a_run(tmp_path / name, seed=at))
+    deployment.registry.set_alias(GAME.game, "champion", 2, why="better")
+    deployment.registry.set_alias(
+        GAME.game, "canary", 3, why="test", share=0.5, control=Control(1, 0.05)
+    )
+    assert look(data)["games"][0]["control"] == 1
+    run_command(["status", "--data", str(data)])
+    assert ", control pong/1" in capsys.readouterr().out
+    assert run_command(["models", "list", "--data", str(data), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["aliases"] for row in rows["models"]] == [["control"], ["champion"], ["canary"]]
 
 
 def test_a_waiting_silent_or_ended_role_is_unhealthy(tmp_path: Path, held: ExitStack):

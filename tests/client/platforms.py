@@ -9,7 +9,7 @@ from tests.act.policies import random_policy
 from tests.client.fakes import MemoryLink
 from understudy.core.signed import Signer, public_key_text
 from understudy.experience.game import GameSpec, game_spec
-from understudy.models.catalogue import live_models
+from understudy.models.catalogue import Control, live_models
 from understudy.models.manifest import Lineage
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
@@ -47,15 +47,23 @@ class Platform:
         self.trust = (public_key_text(signer.public),)
 
     def release(
-        self, policy: Policy | None = None, alias: str = "champion", *, share: float = 0.2
+        self,
+        policy: Policy | None = None,
+        alias: str = "champion",
+        *,
+        share: float = 0.2,
+        control: Control | None = None,
+        temperature: float | None = None,
     ) -> int:
         """Release a model, point an alias to it and announce it."""
         policy = random_policy(SPEC, "categorical") if policy is None else policy
         game = policy.game.game
         epoch = self.registry.takeover(game, owner="test")
-        model_no = self.registry.release(policy, Lineage(algorithm="bc"), epoch=epoch).model_no
+        config = {} if temperature is None else {"temperature": temperature}
+        lineage = Lineage(algorithm="bc", config=config)
+        model_no = self.registry.release(policy, lineage, epoch=epoch).model_no
         self.link.policies[model_no] = policy.encode()
-        self.registry.set_alias(game, alias, model_no, why="test", share=share)
+        self.registry.set_alias(game, alias, model_no, why="test", share=share, control=control)
         self.announce()
         return model_no
 

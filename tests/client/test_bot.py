@@ -6,6 +6,7 @@ import os
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -18,7 +19,7 @@ from understudy.client.connect import ClientConfig, connect
 from understudy.core.errors import ConfigError, LinkFailed
 from understudy.core.signed import Signer, public_key_text
 from understudy.experience.game import game_spec
-from understudy.models.catalogue import live_models
+from understudy.models.catalogue import Control, live_models
 
 OTHER = Signer(bytes(range(1, 33)))
 
@@ -445,3 +446,72 @@ def test_a_bot_is_drawn_with_its_propensity(tmp_path):
         assert bot is not None
         drawn.add((bot.manifest.name, propensity))
     assert drawn == {("my-game/1", 0.75), ("my-game/2", 0.25)}
+
+
+def drawn_by(bots, count):
+    """How often each bot was drawn, by name and probability."""
+    drawn: Counter[tuple[str, float]] = Counter()
+    for _ in range(count):
+        bot, propensity = bots.draw()
+        drawn[bot.manifest.name, propensity] += 1
+    return drawn
+
+
+def test_beside_a_canary_the_control_plays_its_share_also_after_a_restart(tmp_path):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(0))
+    platform.release(constant_policy(1))
+    platform.release(constant_policy(2), "canary", share=0.25, control=Control(1, 0.05))
+    bots = bots_of(platform.link, tmp_path)
+    bots.pick()
+    bots.step()
+    platform.link.is_down = True
+    for playing in (bots, bots_of(platform.link, tmp_path)):
+        drawn = drawn_by(playing, 8_000)
+        assert drawn.keys() == {
+            ("my-game/1", 0.4),
+            ("my-game/2", 0.75),
+            ("my-game/3", 0.25),
+            ("my-game/3", 0.6),
+        }
+        assert drawn["my-game/1", 0.4] == pytest.approx(400, abs=80)
+        assert drawn["my-game/3", 0.6] == pytest.approx(600, abs=100)
+        assert drawn["my-game/3", 0.25] == pytest.approx(7_000 / 4, abs=150)
+
+
+def test_a_control_that_cannot_be_fetched_does_not_delay_champion_and_canary(tmp_path):
+    class Partial(MemoryLink):
+        def policy(self, model_no):
+            if model_no == 1:
+                raise LinkFailed("failed", "no response")
+            return super().policy(model_no)
+
+    platform = Platform(tmp_path, link=Partial())
+    platform.release(constant_policy(0))
+    platform.release(constant_policy(1))
+    platform.release(constant_policy(2), "canary", share=0.25, control=Control(1, 0.05))
+    bots = bots_of(platform.link, tmp_path)
+    bots.pick()
+    bots.step()
+    assert drawn_by(bots, 99).keys() == {("my-game/2", 0.75), ("my-game/3", 0.25)}
+
+
+def test_a_control_that_fails_a_check_does_not_affect_champion_and_canary(tmp_path):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(0))
+    platform.release(constant_policy(1))
+    platform.link.policies[1] = b"no"
+    platform.release(constant_policy(2), "canary", share=0.25, control=Control(1, 0.05))
+    bots = bots_of(platform.link, tmp_path)
+    bots.pick()
+    bots.step()
+    assert drawn_by(bots, 99).keys() == {("my-game/2", 0.75), ("my-game/3", 0.25)}
+    assert bots.refused_bots == 1
+    live = platform.link.live_models
+    assert live is not None
+    platform.link.live_models = dataclasses.replace(
+        live, number=live.number + 1, control_release=live.champion_release
+    )
+    bots.step()
+    assert drawn_by(bots, 99).keys() == {("my-game/2", 0.75), ("my-game/3", 0.25)}
+    assert "the control is model 1" in bots.last_error

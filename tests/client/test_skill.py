@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from tests.act.policies import random_policy
 from tests.client.fakes import client
 from tests.client.platforms import SIGNER, SPEC, Platform, constant_policy
 from tests.client.test_act import OBS, playing, recorded
@@ -167,3 +168,58 @@ def test_masked_actions_are_never_played(tmp_path):
     actions = [episode.act(OBS, action_mask=mask) for _ in range(300)]
     assert set(actions) == {0, 2}
     game.close()
+
+
+# --- Exploring ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("temperature", "at"),
+    [(0.25, (None, 4.0)), (1.0, (0.1, None)), (None, (0.1, None)), ("hot", (0.1, None))],
+)
+def test_a_champion_explores_in_its_share_of_episodes_also_after_an_offline_start(
+    tmp_path, temperature, at
+):
+    platform, game = playing(tmp_path, constant_policy(1, kind="categorical"))
+    platform.release(constant_policy(2, kind="categorical"), temperature=temperature)
+    platform.release(constant_policy(0), "canary", share=0.5)
+    epoch = platform.registry.catalogue("my-game").epoch
+    platform.registry.set_noise("my-game", 2, PUBLISHED, episodes=0, epoch=epoch, explore_share=0.5)
+    platform.announce()
+    game._bots.step()
+    for _ in range(200):
+        play(game, 1)
+    play(game, 1, skill="even")
+    *episodes, even = notes(game, platform)
+    assert (even.noise, even.temperature, even.model) == (0.4, None, "my-game/2")
+    exploring = [note for note in episodes if not note.is_released_play]
+    assert len(exploring) == pytest.approx(100, abs=30)
+    assert {(note.model, note.skill, note.noise, note.temperature) for note in exploring} == {
+        ("my-game/2", None, *at)
+    }
+    assert {note.propensity for note in exploring} == {None}
+    assert {note.propensity for note in episodes if note.is_released_play} == {0.5}
+    platform.link.is_down = True
+    offline = client(platform.link, tmp_path)
+    skills = [offline._bots.draw_exploring() for _ in range(100)]
+    assert set(skills) == {None, BotSkill(None, *at)}
+
+
+def test_an_exploring_champion_plays_more_randomly(tmp_path):
+    policy = random_policy(SPEC, "categorical").at_temperature(0.25)
+    platform, game = playing(tmp_path, policy)
+    platform.release(policy, temperature=0.25)
+    epoch = platform.registry.catalogue("my-game").epoch
+    platform.registry.set_noise("my-game", 2, PUBLISHED, episodes=0, epoch=epoch, explore_share=0.5)
+    platform.announce()
+    game._bots.step()
+    chances: dict[float | None, np.ndarray] = {}
+    while len(chances) < 2:
+        episode = game.episode(player="bot")
+        actions = [episode.act(OBS) for _ in range(2_000)]
+        episode.end(OBS)
+        temperature = episode._chooser.temperature
+        chances[temperature] = np.bincount(actions, minlength=3) / len(actions)
+    expected = chances[None] ** 0.25 / (chances[None] ** 0.25).sum()
+    assert chances[4.0] == pytest.approx(expected, abs=0.06)
+    assert chances[4.0].max() < chances[None].max()

@@ -85,8 +85,11 @@ async function scenario({ steps, spec }) {
       refused: refusedBots,
       error: lastBotError,
       models,
-      propensities: [...new Set(Array.from({ length: 50 }, () => game.pickBot()?.propensity ?? null))].sort(),
+      propensities: [...new Set(Array.from({ length: 500 }, () => game.pickBot()?.propensity ?? null))].sort(),
       schema: server.schema,
+      explored: Array.from({ length: 500 }, () => game.pickBot())
+        .filter((bot) => bot?.temperature ?? bot?.noise)
+        .map(({ name, temperature = null, noise = null, propensity = null }) => [name, temperature, noise, propensity]),
       even: game.pickBot({ skill: "even" })?.noise ?? null,
       picked: Array.from({ length: step.episodes ?? 1 }, () => game.pickBot()?.name ?? null),
       record: [...stored.items].find(([key]) => key.includes("/bot/"))?.[1],

@@ -15,6 +15,7 @@ from understudy.core.signed import Signer, public_key_text
 from understudy.core.tensors import DTYPES
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.spaces import Box
+from understudy.models.catalogue import Control
 from understudy.models.manifest import Lineage, make_manifest
 from understudy.nn.heads import head_for
 from understudy.nn.network import Dense, Input, NetworkSpec
@@ -308,6 +309,40 @@ def test_a_client_asks_for_its_schema_and_a_picked_bot_has_its_propensity(tmp_pa
     found = played(first, scenario.release(2, "canary", share=0.25))["seen"]
     assert {step["schema"] for step in found} == {SPEC.schema}
     assert [step["propensities"] for step in found] == [[None], [0.25, 0.75]]
+
+
+def test_beside_a_canary_the_control_plays_its_share_unless_it_fails_a_check(tmp_path):
+    scenario = Scenario(tmp_path)
+    scenario.release(0)
+    first = scenario.release(1)
+    trial = scenario.release(2, "canary", share=0.25, control=Control(1, 0.05))
+    found = played(first, trial | {"episodes": 8000})["seen"]
+    assert found[1]["propensities"] == [0.25, 0.4, 0.6, 0.75]
+    assert sum(model == ["my-game/1", 0] for model in found[1]["models"]) == pytest.approx(
+        400, abs=80
+    )
+    again = played(trial, {"start": {"isOffline": True}, "episodes": 200})["seen"]
+    assert again[1]["propensities"] == [0.25, 0.4, 0.6, 0.75], "also after a restart"
+    for broken in ("00", None):  # None: the gateway does not respond
+        trial["policies"][1] = broken
+        damaged = played(first, trial | {"episodes": 200})["seen"]
+        assert (damaged[1]["propensities"], damaged[1]["refused"]) == ([0.25, 0.75], 1)
+
+
+@pytest.mark.parametrize(("temperature", "at"), [(0.25, (4.0, None)), (None, (None, 0.1))])
+def test_a_champion_explores_in_its_share_of_episodes(tmp_path, temperature, at):
+    scenario = Scenario(tmp_path)
+    first = scenario.release(1, temperature=temperature)
+    assert played(first)["seen"][0]["explored"] == []
+    scenario.release(2, "canary", share=0.5)
+    registry = scenario.platform.registry
+    noise = {"easy": 0.8, "even": 0.4}
+    epoch = registry.catalogue("my-game").epoch
+    registry.set_noise("my-game", 1, noise, episodes=0, epoch=epoch, explore_share=0.2)
+    scenario.platform.announce()
+    for found in played(scenario.now(), {"start": {"isOffline": True}})["seen"]:
+        assert len(found["explored"]) == pytest.approx(100, abs=40)
+        assert {tuple(bot) for bot in found["explored"]} == {("my-game/1", *at, None)}
 
 
 def test_the_noise_of_skills_is_verified_and_the_last_valid_one_stays_also_offline(tmp_path):

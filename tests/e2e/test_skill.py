@@ -1,7 +1,7 @@
 """Skills through the embedded platform: people play, the learner calibrates, bots become even."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ SPEC = game_spec("doors", obs=3, actions=3, has_action_mask=True)
 ROUNDS = 10
 SEED = 0
 CONFIG = LearnerServiceConfig(
+    explore_share=0.0,
     schedule=LearningSchedule(first_steps=10**8, improve_steps=10**8),
     settings={"bc": {"widths": [4], "batch": 8, "updates_per_call": 2, "capacity": 4_096}},
 )
@@ -105,9 +106,9 @@ def release(doors: Doors, policy: Policy, alias: str = "champion") -> None:
     doors.game._bots.step(0.0)
 
 
-def learner(doors: Doors) -> LearnerRole:
+def learner(doors: Doors, config: LearnerServiceConfig = CONFIG) -> LearnerRole:
     registry = open_deployment(doors.data).registry
-    return LearnerRole(doors.data, registry, config=CONFIG, check=check_model)
+    return LearnerRole(doors.data, registry, config=config, check=check_model)
 
 
 def test_even_converges_to_the_average_person_and_easy_to_the_lower_half(doors: Doors):
@@ -164,6 +165,24 @@ def test_episodes_at_a_skill_or_a_temperature_never_enter_the_gate(doors: Doors)
         played = role.status()["games"]["doors"]["returns"]
         assert sum(row["episodes"] for row in played.values()) == 30
         assert {row["mean"] for row in played.values()} == {float(ROUNDS)}
+
+
+def test_episodes_in_which_a_bot_explores_never_enter_the_gate(doors: Doors):
+    release(doors, seer())
+    release(doors, seer(), "canary")
+    with learner(doors, replace(CONFIG, explore_share=0.5)) as role:
+        doors.play("ada", wisdom=1.0)
+        doors.learn(role)
+        scores = [doors.play("bot") for _ in range(100)]
+        doors.learn(role)
+        status = role.status()["games"]["doors"]
+    played = status["returns"].values()
+    assert sum(row["episodes"] for row in played) == pytest.approx(50, abs=20)
+    assert {row["mean"] for row in played} == {float(ROUNDS)}, "only those as released"
+    assert np.mean(scores) < ROUNDS - 0.1, "a tenth of the decisions of an exploring bot are random"
+    assert {skill["episodes"] for skill in status["skills"].values()} == {0}
+    stored = open_deployment(doors.data).registry.catalogue("doors").noise[SPEC.schema]
+    assert stored.explore_share == 0.5
 
 
 def test_status_shows_the_noise_and_the_returns_of_each_skill(doors: Doors):

@@ -20,6 +20,8 @@ from understudy.testing.poisoning import (
     GAMES,
     Returns,
     Trial,
+    drifting,
+    heavy_tails,
     run_trials,
     two_peaks,
     unequal_players,
@@ -333,6 +335,10 @@ def test_a_verdict_says_what_was_compared_and_whether_lies_are_defended_against(
         {"life_error": 0.0},
         {"first_share": 0.0},
         {"max_share": 0.6},
+        {"control_share": -0.1},
+        {"control_share": 0.3},
+        {"forget_margin": -0.1},
+        {"forget_margin": 0.6},
         {"first_share": 0.3, "max_share": 0.2},
     ],
 )
@@ -415,3 +421,173 @@ def test_a_late_candidate_needs_more_evidence_and_the_verdict_states_it():
     assert first_n < late_n
     assert "with 99% confidence, trial 1)" in first.why
     assert "with 99.987% confidence, trial 30)" in late.why
+
+
+# --- The control ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trials", "n_players"),
+    [
+        (20, 3),
+        *(
+            pytest.param(1_000, n_players, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
+            for n_players in (1, 3, 30)
+        ),
+    ],
+)
+@pytest.mark.parametrize("game", GAMES)
+def test_beside_a_control_at_most_one_in_a_hundred_copies_of_the_champion_is_promoted(
+    game: Returns, trials: int, n_players: int
+):
+    trial = Trial(game, 0.0, n_players=n_players, control_gain=0.0)
+    counts = run_trials(trial, trials, seed=1)
+    print(f"{game.__name__}, {n_players} players: {counts}")
+    assert counts.promoted <= trials // 100
+
+
+@pytest.mark.parametrize(
+    ("trials", "n_players"),
+    [
+        (3, 30),
+        *(
+            pytest.param(100, n_players, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
+            for n_players in (1, 3, 30)
+        ),
+    ],
+)
+@pytest.mark.parametrize("game", GAMES)
+def test_a_better_candidate_is_promoted_beside_a_control_as_good_as_itself(
+    game: Returns, trials: int, n_players: int
+):
+    """The control may reject one of 200; nine of ten are promoted, as without it."""
+    trial = Trial(game, 0.2, n_players=n_players, control_gain=0.2)
+    counts = run_trials(trial, trials, seed=3)
+    print(f"{game.__name__}, {n_players} players: {counts}")
+    assert counts.promoted >= 0.9 * trials - (trials < 100)
+
+
+def test_a_candidate_that_is_better_than_the_champion_and_worse_than_the_control_is_rejected():
+    """The champion has drifted down to 0; a slow comparison with it leaves time for the control."""
+    rng = np.random.default_rng(5)
+    trial = Trial(won_or_lost, 0.1, n_players=3, level=0.0, control_gain=1.0)
+    decisions = [trial.decide(rng) for _ in range(20)]
+    rejected = [found for found in decisions if found.decision == "reject"]
+    assert len(rejected) >= 15
+    for found in rejected:
+        assert found.why.startswith("worse than the control: mean return ")
+        assert "the control's " in found.why
+        assert 0 < found.n_episodes < 2_000
+    without = run_trials(replace(trial, control_gain=None), 20, seed=5)
+    assert without.promoted >= 15
+
+
+def test_only_episodes_drawn_beside_the_control_are_compared_with_it():
+    rng = np.random.default_rng(6)
+    trial = Trial(two_peaks, 0.3, n_players=3)
+    candidate, champion, earlier = trial.episodes(rng)
+    plain = compare(candidate, champion, BOUNDS, earlier=earlier)
+    assert plain.decision == "promote"
+    # The control is far better, but was not drawn beside the candidate, or is too rare to tell.
+    for propensity, count in ((None, 500), (0.5, 500), (0.4, 9)):
+        control = [
+            Played(at, at + 0.5, 1e6, "player-0", propensity=propensity) for at in range(count)
+        ]
+        beside = [
+            Played(at, at + 0.7, -1e6, "player-0", propensity=propensity and 1 - propensity)
+            for at in range(count)
+        ]
+        found = compare(
+            [*candidate, *(each for each in beside if propensity == 0.4)],
+            champion,
+            BOUNDS,
+            control=control,
+            earlier=earlier,
+        )
+        assert found.decision == "promote"
+        assert found.why.startswith(plain.why)
+
+
+def test_a_promotion_beside_a_control_says_so_and_is_the_same_however_late_it_is_computed():
+    trial = Trial(two_peaks, 0.3, n_players=3, control_gain=0.3)
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        candidate, champion, earlier = trial.episodes(rng)
+        beside, control = trial.beside_control(rng, BOUNDS)
+        candidate = [*candidate, *beside]
+        found = compare(candidate, champion, BOUNDS, control=control, earlier=earlier)
+        assert found.decision == "promote"
+        assert "; not proven worse than the control: mean return " in found.why
+        early, early_champion, early_control = (
+            [each for each in played if each.started_s < found.n_episodes]
+            for played in (candidate, champion, control)
+        )
+        again = compare(early, early_champion, BOUNDS, control=early_control, earlier=earlier)
+        assert again == found
+
+
+def test_the_controls_share_grows_with_the_canarys():
+    shares = [BOUNDS.control_share_beside(share) for share in (0.05, 0.1, 0.2, 0.5)]
+    assert shares == pytest.approx([0.02, 0.04, 0.05, 0.05])
+    assert Bounds(control_share=0.0).control_share_beside(0.5) == 0
+
+
+# --- After a forget -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trials", "gain", "promoted"),
+    [
+        (10, 0.0, (7, 10)),
+        (10, -0.4, (0, 0)),
+        pytest.param(1_000, -0.3, (0, 10), marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+    ],
+)
+@pytest.mark.parametrize("game", [heavy_tails, unequal_players, drifting])
+def test_a_replacement_that_is_hardly_worse_is_promoted_and_a_worse_one_is_not(
+    game: Returns, trials: int, gain: float, promoted: tuple[int, int]
+):
+    """A tenth of the range of these returns is less than 0.2, and clipping hides less than 0.1."""
+    rng = np.random.default_rng(7)
+    trial = Trial(game, gain, n_players=3)
+    decisions = []
+    for _ in range(trials):
+        candidate, champion, earlier = trial.episodes(rng)
+        decisions.append(compare(candidate, champion, BOUNDS, earlier=earlier, margin=0.1))
+    low, high = promoted
+    n_promoted = sum(found.decision == "promote" for found in decisions)
+    print(f"{game.__name__}, {gain}: {n_promoted} of {trials} promoted")
+    assert low <= n_promoted <= high
+
+
+def test_a_replacement_exactly_at_the_margin_is_rarely_promoted_and_the_reason_says_so():
+    """Returns of 0 or 1 with a range of 0 to 1, so that the margin is that of the probabilities."""
+    rng = np.random.default_rng(8)
+    earlier = [Played(at, -1.0, float(at % 2)) for at in range(100)]
+    outcomes = []
+    for _ in range(100):
+        is_candidate = rng.random(1_000) < 0.5
+        returns = rng.random(1_000) < np.where(is_candidate, 0.5, 0.6)
+        episodes = [
+            Played(at, float(at), float(value), propensity=0.5)
+            for at, value in enumerate(returns.tolist())
+        ]
+        candidate, champion = (
+            [each for each, own in zip(episodes, is_candidate, strict=True) if own == is_own]
+            for is_own in (True, False)
+        )
+        found = compare(candidate, champion, BOUNDS, earlier=earlier, margin=0.1)
+        outcomes.append(found.decision)
+    assert outcomes.count("promote") <= 2
+    assert outcomes.count("reject") <= 2
+    same = played(np.tile([0.0, 1.0], 400), bot=0), played(np.tile([1.0, 0.0], 400), bot=1)
+    found = compare(*same, BOUNDS, earlier=earlier, margin=0.1)
+    assert found.decision == "promote"
+    assert found.why.startswith(
+        "not worse by more than 0.1 of the range, as a replacement after forget: mean return "
+    )
+    assert compare(*same, BOUNDS, earlier=earlier).decision == "wait"
+    lower = played(np.zeros(400), bot=0), played(np.ones(400), bot=1)
+    found = compare(*lower, BOUNDS, earlier=earlier, margin=0.1)
+    assert found.decision == "reject"
+    assert found.why.startswith("worse by more than 0.1 of the range, as a replacement ")

@@ -14,6 +14,7 @@ from tests.card import Card
 from understudy.core.errors import ConfigError, Corrupt, Fenced, Refused, Unreachable
 from understudy.core.signed import Signer
 from understudy.experience.game import game_spec
+from understudy.models.catalogue import Control
 from understudy.models.manifest import Lineage
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
@@ -509,7 +510,16 @@ def test_an_entry_of_an_earlier_version_clears_the_newest_pointer(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"share": 0}, {"share": "half"}, {"share": 2}, {"model_no": 0, "schema": 7}]
+    "wrong",
+    [
+        {"share": 0},
+        {"share": "half"},
+        {"share": 2},
+        {"model_no": 0, "schema": 7},
+        {"control": 1},
+        {"control": {"model_no": "1", "share": 0.05}},
+        {"control": {"model_no": 1, "share": 0.5}},
+    ],
 )
 def test_a_pointer_with_an_invalid_share_or_schema_is_skipped(
     tmp_path: Path, wrong: dict[str, object]
@@ -520,6 +530,20 @@ def test_a_pointer_with_an_invalid_share_or_schema_is_skipped(
     now = registry(tmp_path, signs=False).catalogue("pong")
     assert (now.bad_entries, now.model_of("canary")) == (1, 0)
     assert "expected a" in now.last_bad_entry
+
+
+def test_a_control_whose_release_cannot_be_read_or_has_another_schema_is_none(tmp_path: Path):
+    ours, _ = two_schemas(tmp_path)
+    for control in (3, 99):
+        ours.set_alias("pong", "canary", 1, why="test", share=0.1, control=Control(control, 0.05))
+        canary = ours.catalogue("pong").pointer("canary", ours.manifest("pong", 1).schema)
+        assert canary is not None
+        assert (canary.model_no, canary.control) == (1, None)
+    ours.set_alias("pong", "canary", 1, why="test", share=0.1, control=Control(2, 0.05))
+    now = ours.catalogue("pong")
+    canary = now.pointer("canary", ours.manifest("pong", 1).schema)
+    assert canary is not None
+    assert canary.control == Control(2, 0.05)
 
 
 def test_damage_of_every_schemas_champion_is_reported(tmp_path: Path):
@@ -555,3 +579,16 @@ def test_the_noise_of_skills_is_published_by_schema_and_only_by_the_current_lear
     with pytest.raises(Fenced):
         ours.set_noise("pong", 1, {"easy": 0.6, "even": 0.2}, episodes=30, epoch=epoch)
     assert registry(tmp_path).catalogue("pong").bad_entries == 0
+
+
+def test_the_share_of_exploring_episodes_is_published_with_the_noise(tmp_path: Path):
+    ours = registry(tmp_path)
+    epoch = ours.takeover("pong", owner="a")
+    ours.release(policy(), LINEAGE, epoch=epoch)
+    noise = {"easy": 0.6, "even": 0.2}
+    shares = []
+    for share in (0.0, 0.05, 0.0, 0.6):
+        ours.set_noise("pong", 1, noise, episodes=20, epoch=epoch, explore_share=share)
+        shares.append(ours.catalogue("pong").noise[GAME.schema].explore_share)
+    assert shares == [0.0, 0.05, 0.0, 0.0]
+    assert "explore_share is '0.6'" in ours.catalogue("pong").last_bad_entry

@@ -385,6 +385,71 @@ def test_steps_of_an_erased_player_are_no_longer_used(made: Recording):
         assert until_idle(role)["usable_steps"] == others
 
 
+CLONES = replace(
+    CONFIG, bounds=Bounds(min_episodes=5), schedule=replace(SCHEDULE, improve_with="bc")
+)
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+def test_after_a_forget_a_replacement_is_trained_at_once_and_passes_if_it_is_not_worse(
+    made: Recording, is_good: bool
+):
+    """A champion that learned from the player is replaced by one that is as good, not better."""
+    made.play(person(0.5), 12, player=b"p" * 16)
+    made.play(person(0.5), 12)
+    with role_of(made, CLONES) as role:
+        status = until_idle(role)
+        assert (status["champion"], status["models"], status["forgotten"]) == (1, 1, "")
+        with made.open() as store:
+            store.forget(b"unknown".ljust(16))
+        status = until_idle(role)
+        assert (status["models"], status["forgotten"]) == (1, "")
+        with made.open() as store:
+            store.forget(b"p" * 16)
+    with role_of(made, CLONES) as role:  # another one, which was not running when it happened
+        status = until_idle(role)
+        assert (status["champion"], status["canary"], status["models"]) == (1, 2, 2)
+        assert status["forgotten"] == (
+            "cart/1 may contain what it learned from players who were forgotten since; its "
+            "replacement cart/2 is on trial"
+        )
+        made.clock.advance(10)
+        policy = balancing_policy(spin=0.5) if is_good else balancing_policy(spin=0.01)
+        in_turn(made, {"cart/1": balancing_policy(spin=0.5), "cart/2": policy}, 400)
+        status = until_idle(role)
+    assert (status["models"], status["canary"]) == (2, 0), "it passes once, and is trained once"
+    assert status["champion"] == (2 if is_good else 1)
+    assert status["decision"]["why"].startswith(
+        ("not worse" if is_good else "worse")
+        + " by more than 0.1 of the range, as a replacement after forget: mean return "
+    )
+    assert status["forgotten"] == (
+        ""
+        if is_good
+        else "cart/1 may contain what it learned from players who were forgotten since; its "
+        "replacement cart/2 was not promoted, so it stays"
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["iql", "dqn"])
+def test_after_a_forget_a_later_algorithm_trains_the_replacement(made: Recording, algorithm: str):
+    made.play(person(0.5), 40, player=b"p" * 16)
+    made.play(person(0.5), 40)
+    config = WITH_IQL if algorithm == "iql" else CONFIG
+    with role_of(made, config) as role:
+        status = until_idle(role)
+        assert (status["champion"], status["canary"], status["phase"]) == (1, 2, algorithm)
+        with made.open() as store:
+            store.forget(b"p" * 16)
+        made.registry().withdraw("cart", why="dqn waits for the canary's decision")
+        status = until_idle(role)
+    now = made.registry().catalogue("cart")
+    assert (status["champion"], status["canary"]) == (1, 3)
+    assert "its replacement cart/3 is on trial" in status["forgotten"]
+    read_nos = [now.models[number].lineage.config["read_no"] for number in (1, 2, 3)]
+    assert read_nos[0] <= read_nos[1] < read_nos[2]
+
+
 def test_another_share_for_people_is_another_training_of_dqn_but_not_of_bc(made: Recording):
     def folders() -> set[str]:
         return {path.name for path in (made.data.root / "learner" / "cart").iterdir()}
@@ -415,6 +480,25 @@ def test_a_continuous_game_stays_on_bc(quick_path: Path):
         status = until_idle(role, CONTINUOUS)
     assert (status["champion"], status["canary"]) == (1, 2)
     assert made.registry().catalogue("slide").models[2].lineage.parent == 1
+
+
+def test_the_share_of_exploring_episodes_is_published_once_and_when_it_changes(made: Recording):
+    made.play(person(0.5), 60)
+    shares = []
+    documents = set()
+    for config in (
+        CONFIG,
+        CONFIG,
+        replace(CONFIG, explore_share=0.1),
+        replace(CONFIG, schedule=replace(SCHEDULE, improve_with="bc")),
+    ):
+        with role_of(made, config) as role:
+            until_idle(role)
+        noise = made.registry().catalogue("cart").noise
+        shares.append([published.explore_share for published in noise.values()])
+        documents |= {published.signed for published in noise.values()}
+    assert shares == [[0.05], [0.05], [0.1], [0.0]]
+    assert len(documents) == 3
 
 
 def test_with_more_steps_candidates_are_trained_anew_and_replace_an_undecided_one(made: Recording):

@@ -1,6 +1,7 @@
 """Nothing bad passes the gate, whatever was done to it; what is truly better does."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,14 @@ from tests.simulation.recordings import GAME, SIGNER, balancing_policy, returns_
 from understudy.core.errors import Fenced
 from understudy.core.signed import Signer
 from understudy.experience.game import game_spec
-from understudy.models.gate import Bounds, Played
+from understudy.models.catalogue import Control, live_models
+from understudy.models.gate import Bounds, GateDecision, Played
 from understudy.models.manifest import Lineage, model_name
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.models.shared import Journal
 from understudy.nn.policy import Policy
-from understudy.release.gatekeeper import Gatekeeper
+from understudy.release.gatekeeper import Gatekeeper, is_replacement, learned_before
 from understudy.release.model_check import check_in_subprocess, check_model
 from understudy.testing.clock import ManualClock
 
@@ -462,3 +464,154 @@ def test_held_out_episodes_decide_between_promotion_and_rejection_whatever_the_s
         play=lambda policy, n: np.full(n, 0.0 if policy == champion else 1.0),
     )
     assert decision.decision == "promote"
+
+
+# --- The control ----------------------------------------------------------------------------------
+
+
+class Reigns:
+    """A game with several champions, one after another, and their returns as champion."""
+
+    def __init__(self, folder: Path, *mean_returns: float) -> None:
+        self.clock = ManualClock()
+        self.objects = FolderObjects(folder)
+        trusted = {SIGNER.key_id: SIGNER.public}
+        self.registry = Registry(self.objects, trusted=trusted, signer=SIGNER, clock=self.clock)
+        self.epoch = self.registry.takeover(GAME.game, owner="test")
+        self.keeper = Gatekeeper(self.registry, bounds=BOUNDS, check=check_model)
+        self.played: dict[str, list[Played]] = {}
+        for mean_return in mean_returns:
+            model_no = self.release()
+            self.registry.set_alias(GAME.game, "champion", model_no, why="test")
+            self.play(model_no, mean_return)
+
+    def release(self) -> int:
+        policy = better(np.random.default_rng(len(self.registry.catalogue(GAME.game).models)))
+        return self.registry.release(policy, LINEAGE, epoch=self.epoch).model_no
+
+    def play(
+        self, model_no: int, return_: float, *, propensity: float | None = None, n: int = 30
+    ) -> None:
+        """So many episodes in as many seconds."""
+        episodes = self.played.setdefault(model_name(GAME.game, model_no), [])
+        for at in range(n):
+            self.clock.advance(1.0)
+            player = f"player-{at % 4}"
+            start_s = self.clock.now()
+            episodes.append(Played(at, start_s, return_, player, propensity=propensity))
+
+    def returns(self, model: str, since_s: float) -> list[Played]:
+        return [each for each in self.played.get(model, ()) if each.started_s >= since_s]
+
+    def control(self) -> Control | None:
+        """The control of the trial of a new candidate."""
+        decision = self.keeper.admit(
+            GAME.game, self.release(), epoch=self.epoch, returns=self.returns
+        )
+        assert decision.decision == "wait"
+        now = self.registry.catalogue(GAME.game)
+        return now.control_of(now.pointer("canary"))
+
+
+def test_the_earlier_champion_with_the_highest_return_is_the_control(quick_path: Path):
+    reigns = Reigns(quick_path, 10.0, 30.0, 20.0, 25.0)
+    assert reigns.control() == Control(2, 0.02)
+    reigns.play(1, 1_000.0)  # not as champion
+    reigns.played["cart/1"].append(Played(0, reigns.clock.now(), 1e9))
+    assert reigns.control() == Control(2, 0.02)
+    reigns.keeper.bounds = Bounds(control_share=0.0)
+    assert reigns.control() is None
+
+
+def test_an_earlier_champion_that_is_damaged_rolled_back_or_hardly_played_is_no_control(
+    quick_path: Path,
+):
+    assert Reigns(quick_path / "only", 10.0).control() is None
+    reigns = Reigns(quick_path / "more", 10.0, 30.0, 20.0, 25.0, 40.0)
+    reigns.registry.rollback(GAME.game, why="test")
+    reigns.played["cart/2"] = reigns.played["cart/2"][:9]
+    assert reigns.control() == Control(3, 0.02)
+    reigns = Reigns(quick_path / "damaged", 10.0, 30.0)
+    blob = reigns.registry.policy_object(reigns.registry.manifest(GAME.game, 1))
+    reigns.objects.delete(blob)
+    assert reigns.control() is None
+
+
+def test_the_controls_share_grows_and_a_candidate_worse_than_it_is_rejected(quick_path: Path):
+    reigns = Reigns(quick_path, 30.0, 20.0)
+    assert reigns.control() == Control(1, 0.02)
+    canary = 3
+
+    def judge() -> GateDecision | None:
+        return reigns.keeper.judge(GAME.game, reigns.returns, epoch=reigns.epoch)
+
+    for number, propensity in ((canary, 0.05), (2, 0.95)):
+        reigns.play(number, 20.0, propensity=propensity)
+    judged = judge()
+    assert judged is not None
+    assert judged.decision == "wait"
+    now = reigns.registry.catalogue(GAME.game)
+    assert now.control_of(now.pointer("canary")) == Control(1, 0.05)
+    for _ in range(100):
+        reigns.play(canary, 20.0, propensity=0.6, n=1)
+        reigns.play(1, 30.0, propensity=0.4, n=1)
+    judged = judge()
+    assert judged is not None
+    assert judged.decision == "reject"
+    assert judged.why.startswith("worse than the control: mean return 20 over ")
+    assert reigns.registry.catalogue(GAME.game).verdicts[canary].startswith("reject: worse than")
+
+
+def test_a_control_that_becomes_champion_again_is_no_longer_compared(quick_path: Path):
+    reigns = Reigns(quick_path, 30.0, 20.0)
+    assert reigns.control() is not None
+    reigns.registry.rollback(GAME.game, why="test")
+    now = reigns.registry.catalogue(GAME.game)
+    assert now.model_of("champion") == 1
+    assert now.control_of(now.pointer("canary")) is None
+    assert live_models(now, *now.pointers(), trust=()).control_release is None
+
+
+# --- After a forget -------------------------------------------------------------------------------
+
+
+def test_the_first_model_that_is_trained_after_a_forget_replaces_a_champion_from_before(
+    quick_path: Path,
+):
+    reigns = Reigns(quick_path)
+
+    def release(read_no: int | None, cursor: str = "9") -> int:
+        config = {} if read_no is None else {"read_no": read_no}
+        lineage = replace(LINEAGE, cursor_to=cursor, config=config)
+        policy = better(np.random.default_rng(read_no))
+        return reigns.registry.release(policy, lineage, epoch=reigns.epoch).model_no
+
+    champion = release(100)
+    reigns.registry.set_alias(GAME.game, "champion", champion, why="test")
+    before = release(140)
+    first = release(160)
+    second = release(170)
+    third = release(200)
+    now = reigns.registry.catalogue(GAME.game)
+    models = (before, first, second, third)
+    assert [is_replacement(now, number, []) for number in models] == [False] * 4
+    assert [is_replacement(now, number, [90]) for number in models] == [False] * 4
+    assert [is_replacement(now, number, [150]) for number in models] == [False, True, False, False]
+    assert [is_replacement(now, number, [150, 180]) for number in models] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert [learned_before(now, number, [90, 150]) for number in (champion, *models)] == [
+        150,
+        150,
+        0,
+        0,
+        0,
+    ]
+    earlier_version = release(None)
+    of_a_run = release(None, cursor="")
+    now = reigns.registry.catalogue(GAME.game)
+    assert learned_before(now, earlier_version, [150]) == 150
+    assert learned_before(now, of_a_run, [150]) == 0

@@ -356,3 +356,23 @@ def test_the_newest_people_are_kept_and_a_file_of_an_earlier_version_has_the_fir
     stats.restore(state)
     assert list(stats.newest_people(GAME.schema)) == first[-3:]
     stats.close()
+
+
+def test_a_forget_concerns_the_schemas_that_the_player_has_played(made: Recording):
+    other = game_spec("other", obs=2, actions=2)
+    made.play(person(0.5), 2, player=b"p" * 16, max_steps=20)
+    made.play(person(0.5), 2, max_steps=20)
+    with made.open() as store:
+        store.forget(b"q" * 16)
+    stats = stats_of(made)
+    assert stats.forgotten("cart", GAME.schema) == []
+    resumed = StoreStats(StoreFollower(made.data.store))
+    resumed.restore(json.loads(json.dumps(stats.state())))
+    stats.close()
+    with made.open() as store:
+        store.forget(b"p" * 16)
+    while resumed.follow():
+        pass
+    assert resumed.forgotten("cart", GAME.schema) == [resumed.read_no]
+    assert resumed.forgotten("other", other.schema) == ()
+    resumed.close()

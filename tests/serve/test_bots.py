@@ -1,6 +1,7 @@
 """Bots over HTTP: signed, newest at once, and never worse than the last good one."""
 
 import concurrent.futures
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from understudy.core.signed import open_signed, public_key_text
 from understudy.core.tensors import DTYPES
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.spaces import Box
+from understudy.models.catalogue import Control
 from understudy.models.manifest import manifest_from_json, open_policy
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
@@ -190,6 +192,30 @@ def test_a_canary_is_served_with_its_share(gateway: Running, key: str):
     gateway.registry.withdraw("tried", why="enough")
     bot = gateway.ask("GET", f"/v1/games/tried/bot?after={bot['number']}&wait_s=30", key).json
     assert (model_of(bot), bot["canary"], bot["canary_share"]) == (1, None, 0.0)
+
+
+def test_the_control_of_a_trial_is_served_unless_it_is_damaged(gateway: Running, key: str):
+    spec = gateway.register(cart_spec("controlled"))
+    for seed in range(3):
+        gateway.release(spec, seed=seed, promote=seed < 2)
+    registry = gateway.registry
+    for share in (0.1, 0.2):
+        registry.set_alias(
+            "controlled", "canary", 3, why="try it", share=share, control=Control(1, 0.05)
+        )
+        bot = gateway.ask("GET", "/v1/games/controlled/bot", key).json
+        assert (model_of(bot), model_of(bot, "canary")) == (2, 3)
+        release = registry.catalogue("controlled").signed["controlled/1"].decode()
+        assert bot["control_release"] == release
+        assert json.loads(bot["canary"])["entry"]["control"] == {"model_no": 1, "share": 0.05}
+    registry.withdraw("controlled", why="enough")
+    path = "/v1/games/controlled/bot?wait_s=30&after="
+    bot = gateway.ask("GET", f"{path}{bot['number']}", key).json
+    assert (bot["canary"], bot["control_release"]) == (None, None)
+    blob(gateway, registry.manifest("controlled", 1).policy_sha256).write_bytes(b"")
+    registry.set_alias("controlled", "canary", 3, why="try it", control=Control(1, 0.05))
+    bot = gateway.ask("GET", f"{path}{bot['number']}", key).json
+    assert (model_of(bot, "canary"), bot["control_release"]) == (3, None)
 
 
 def test_workers_wait_for_weights(gateway: Running, key: str):

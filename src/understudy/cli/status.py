@@ -94,6 +94,8 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
             f"({count_of(game.get('canary_episodes', 0), 'episode')}, "
             f"{evidence:.0%} of the way to a proof that it is better)"
         )
+    if game.get("control"):
+        bots += f", control {name}/{game['control']}"
     models = (
         f"{count_of(game['models'], 'model')}, {bots}" if "models" in game else "models unknown"
     )
@@ -114,8 +116,9 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
         out.print(f"  skills: {skills}", soft_wrap=True)
     for line in game.get("schedule", ()):
         out.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
-    if game.get("gave_up"):
-        out.print(f"  [red]{escape(game['gave_up'])}[/]", soft_wrap=True)
+    for problem in ("forgotten", "gave_up"):
+        if game.get(problem):
+            out.print(f"  [red]{escape(game[problem])}[/]", soft_wrap=True)
 
 
 def _schemas(game: dict[str, Any]) -> list[str]:
@@ -134,7 +137,7 @@ def _schemas(game: dict[str, Any]) -> list[str]:
 
 
 def _returns(game: dict[str, Any]) -> str:
-    """Mean returns of people, and of champion and canary."""
+    """Mean returns of people, and of champion, canary and control."""
     parts = []
     people = game.get("people", {})
     if people.get("episodes"):
@@ -148,7 +151,7 @@ def _returns(game: dict[str, Any]) -> str:
             )
             + ")"
         )
-    for alias in ("champion", "canary"):
+    for alias in ("champion", "canary", "control"):
         played = game.get("returns", {}).get(f"{game['game']}/{game.get(alias)}")
         if played:
             parts.append(
@@ -269,6 +272,7 @@ def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> 
     except Corrupt:
         catalogue = Catalogue(name)  # `damage` has the reason
     champion = catalogue.pointer("champion")
+    control = catalogue.control_of(catalogue.pointer("canary"))
     return {
         "game": name,
         "steps": steps,
@@ -276,6 +280,7 @@ def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> 
         "champion": catalogue.model_of("champion"),
         "champion_why": champion.why if champion else "",
         "canary": catalogue.model_of("canary"),
+        "control": control.model_no if control else 0,
         "champions": {pointer.schema: pointer.model_no for pointer in catalogue.live("champion")},
         "bad_entries": catalogue.bad_entries,
         "verdicts": {
@@ -307,6 +312,7 @@ def _shown(report: dict[str, Any]) -> dict[str, Any]:
         "people",
         "returns",
         "skills",
+        "forgotten",
         "decision",
         "next",
     )

@@ -38,9 +38,15 @@ from understudy.core.log import make_folder, write_file
 from understudy.core.signed import Trusted, open_signed, trusted_keys
 from understudy.experience.game import GameSpec
 from understudy.experience.intake import create_once
-from understudy.experience.skill import DEFAULT_NOISE, BotSkill, checked_noise
+from understudy.experience.skill import (
+    DEFAULT_NOISE,
+    MAX_EXPLORE_SHARE,
+    BotSkill,
+    checked_noise,
+    exploring_skill,
+)
 from understudy.experience.writer import action_writer
-from understudy.ports import Link, LiveModels
+from understudy.ports import CANARY_BESIDE_CONTROL, MAX_CONTROL_SHARE, Link, LiveModels
 
 if TYPE_CHECKING:
     # Imported with the first bot; a game that only records does not need policies.
@@ -158,6 +164,11 @@ class LivePolicies:
     canary_share: float = 0.0
     noise: Mapping[str, float] = field(default_factory=lambda: DEFAULT_NOISE)
     """The noise of each skill below `hard`."""
+    control: Bot | None = None
+    """An earlier champion that plays beside the canary."""
+    control_share: float = 0.0
+    explore_share: float = 0.0
+    """The share of episodes in which the champion explores."""
 
 
 class Bots:
@@ -210,17 +221,35 @@ class Bots:
         return self._rejection or self._link_error
 
     def pick(self) -> Bot | None:
-        """Return a bot for a new episode: the canary for its share, else the champion, if any."""
+        """Return a bot for a new episode: canary or control for its share, or the champion."""
         return self.draw()[0]
 
     def draw(self) -> tuple[Bot | None, float | None]:
-        """Return what `pick` does, and the probability of that bot if there were two."""
+        """Return what `pick` does, and the probability of that bot if there were two.
+
+        With a control, the draw is between canary and control in some of the episodes.
+        """
         live = self._live or self._start()
         if live.canary is None:
             return live.champion, None
+        if live.control is not None:
+            control_share = 1 - CANARY_BESIDE_CONTROL
+            if self.rng.random() < live.control_share / control_share:
+                if self.rng.random() < CANARY_BESIDE_CONTROL:
+                    return live.canary, CANARY_BESIDE_CONTROL
+                return live.control, control_share
         if self.rng.random() < live.canary_share:
             return live.canary, live.canary_share
         return live.champion, 1 - live.canary_share
+
+    def draw_exploring(self) -> BotSkill | None:
+        """Return how the champion explores in a new episode; None in most: it plays as released."""
+        live = self._live or self._start()
+        if live.champion is None or not live.explore_share:
+            return None
+        if self.rng.random() >= live.explore_share:
+            return None
+        return exploring_skill(live.champion.manifest.lineage.config.get("temperature", 1.0))
 
     def draw_at(self, skill: BotSkill) -> tuple[Bot | None, BotSkill]:
         """Return the champion, if any, and the skill with its noise, which fits the champion."""
@@ -262,11 +291,18 @@ class Bots:
             trusted = trusted_keys(*(self._trust or self._cache.pinned()))
             champion = self._restored(self._live_models.champion_release, trusted)
             canary = self._restored(self._live_models.canary_release, trusted)
+            control = self._restored(self._live_models.control_release, trusted)
             self._after = self._good_number = self._live_models.number
             share = min(self._live_models.canary_share, _MAX_CANARY)
             noise = self._live_models.noise
-            levels = checked_noise(strict_json(noise)["entry"]["noise"]) if noise else DEFAULT_NOISE
-            return LivePolicies(champion, canary, share, levels)
+            levels, explore_share = _noise_of(strict_json(noise)["entry"] if noise else None)
+            control_share = 0.0
+            if control is not None and self._live_models.canary is not None:
+                named = strict_json(self._live_models.canary)["entry"]["control"]
+                control_share = min(float(named["share"]), MAX_CONTROL_SHARE)
+            return LivePolicies(
+                champion, canary, share, levels, control, control_share, explore_share
+            )
         except (*_BAD, OSError) as error:
             self._reject(error)
             return LivePolicies()
@@ -367,26 +403,39 @@ class Bots:
         self._again_at_s = None
         self._again_s = _AGAIN_FIRST_S
         canary = None
+        control = None
+        control_share = 0.0
         try:
             canary = self._opened(update, "canary", trusted)
         except _BAD as error:
             # The champion still plays; a canary that fails its checks does not.
             self._reject(error)
         try:
-            noise = self._noise(update.noise, trusted)
+            if canary is not None:
+                control, control_share = self._opened_control(update, trusted)
+        except (*_BAD, LinkFailed) as error:
+            # Nor does such a control; if it cannot be fetched, the others do not wait for it.
+            self._reject(error)
+        try:
+            noise, explore_share = self._noise(update.noise, trusted)
         except _BAD as error:
             # The bots still play, with the last good noise.
             self._reject(error)
-            noise = (self._live or LivePolicies()).noise
+            live = self._live or LivePolicies()
+            noise = live.noise
+            explore_share = live.explore_share
             last = self._live_models
             update = replace(update, noise=None if last is None else last.noise)
-        self._live = LivePolicies(champion, canary, min(update.canary_share, _MAX_CANARY), noise)
+        share = min(update.canary_share, _MAX_CANARY)
+        self._live = LivePolicies(
+            champion, canary, share, noise, control, control_share, explore_share
+        )
         self._after = self._good_number = update.number
+        if control is None:
+            update = replace(update, control_release=None)
         return self._store(update if canary else replace(update, canary_release=None))
 
     def _opened(self, update: LiveModels, alias: str, trusted: Trusted) -> Bot | None:
-        from understudy.models.manifest import manifest_from_json, open_policy
-
         point = self._entry(getattr(update, alias), "point", trusted)
         if point is None:
             if alias == "champion" and self._seen[alias]:
@@ -413,7 +462,22 @@ class Bots:
         self._seen[alias] = number
         if model_no == 0:
             return None
-        release = self._entry(getattr(update, f"{alias}_release"), "release", trusted)
+        return self._model(getattr(update, f"{alias}_release"), alias, model_no, trusted)
+
+    def _opened_control(self, update: LiveModels, trusted: Trusted) -> tuple[Bot | None, float]:
+        """The control that the canary's entry names, and its share."""
+        point = self._entry(update.canary, "point", trusted)
+        named = None if point is None else point.get("control")
+        if named is None or update.control_release is None:
+            return None, 0.0
+        share = min(float(named["share"]), MAX_CONTROL_SHARE)
+        return self._model(update.control_release, "control", named["model_no"], trusted), share
+
+    def _model(self, signed: str | None, alias: str, model_no: int, trusted: Trusted) -> Bot:
+        """The model of a signed release; Refused unless it is that number."""
+        from understudy.models.manifest import manifest_from_json, open_policy
+
+        release = self._entry(signed, "release", trusted)
         if release is None:
             raise Refused(
                 "bad_entry", f"the platform named model {model_no} without its signed release"
@@ -455,20 +519,19 @@ class Bots:
             )
         return manifest
 
-    def _noise(self, text: str | None, trusted: Trusted) -> Mapping[str, float]:
+    def _noise(self, text: str | None, trusted: Trusted) -> tuple[Mapping[str, float], float]:
         entry = self._entry(text, "noise", trusted)
-        if entry is None:
-            return DEFAULT_NOISE
-        if entry["schema"] != self.spec.schema:
+        if entry is not None and entry["schema"] != self.spec.schema:
             raise Refused(
                 "wrong_schema",
                 f"the platform sent the noise of the skills of another version of {self.spec.game}",
             )
-        return checked_noise(entry["noise"])
+        return _noise_of(entry)
 
     def _live_bots(self) -> list[Bot]:
         live = self._live or LivePolicies()
-        return [bot for bot in (live.champion, live.canary) if bot is not None]
+        bots = (live.champion, live.canary, live.control)
+        return [bot for bot in bots if bot is not None]
 
     def _reject(self, error: Exception) -> None:
         self.refused_bots += 1
@@ -500,3 +563,11 @@ class Bots:
         self._thread = None
         self._stop = threading.Event()
         self._stop.set()
+
+
+def _noise_of(entry: dict[str, Any] | None) -> tuple[Mapping[str, float], float]:
+    """The noise of each skill in an entry, and the share of episodes in which bots explore."""
+    if entry is None:
+        return DEFAULT_NOISE, 0.0
+    explore_share = float(entry.get("explore_share", 0.0))
+    return checked_noise(entry["noise"]), min(max(explore_share, 0.0), MAX_EXPLORE_SHARE)

@@ -64,12 +64,19 @@ class ActionChooser:
 
     @property
     def noise(self) -> float | None:
-        """The noise of the episode's skill, once a bot has decided; None: as released."""
+        """The noise with which the bot plays, once it has decided; None: as released."""
         return None if self._skill is None else self._skill.noise
+
+    @property
+    def temperature(self) -> float | None:
+        """The temperature at which the bot plays; None: as released."""
+        return None if self._skill is None else self._skill.temperature
 
     def fallback(self, obs: Any, otherwise: Any) -> Any:
         """Return `otherwise`, or the result of calling it, while there is no bot; else None."""
         if self._player is None:
+            if self._skill is None:
+                self._skill = self._bots.draw_exploring()
             if self._skill is None:
                 bot, self.propensity = self._bots.draw()
             else:
@@ -239,7 +246,9 @@ class Episode:
             builder = session.settle()
             try:
                 if chooser.model:
-                    builder.name_model(chooser.model, chooser.propensity, chooser.noise)
+                    builder.name_model(
+                        chooser.model, chooser.propensity, chooser.noise, chooser.temperature
+                    )
                 is_full = builder.decide(
                     obs, action, action_mask=action_mask, by=by, t_ms=session.t_ms(), extras=extras
                 )
@@ -538,8 +547,9 @@ class Recorder:
                     code = decided.by
                     extras = decided.extras
                     if self._chooser.model:
+                        chooser = self._chooser
                         builder.name_model(
-                            self._chooser.model, self._chooser.propensity, self._chooser.noise
+                            chooser.model, chooser.propensity, chooser.noise, chooser.temperature
                         )
                 builder.act(action, code, frames, t_ms, extras)
                 builder.add_reward(reward)

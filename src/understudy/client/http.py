@@ -31,7 +31,14 @@ TIMEOUT_S = 10.0
 """The timeout for connecting, and then for each read of a response."""
 _MAX_RESPONSE_BYTES = 1024 * 1024
 _TOO_LARGE = 413
-_TEXTS = ("champion", "champion_release", "canary", "canary_release", "noise")
+_TEXTS = (
+    "champion",
+    "champion_release",
+    "canary",
+    "canary_release",
+    "control_release",
+    "noise",
+)
 _LOADING = threading.RLock()
 """Held during imports: if two threads import urllib3 at once, one may see half of it. A fork
 waits for it, because the child could never finish an import that another thread has begun."""

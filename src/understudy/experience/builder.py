@@ -398,16 +398,25 @@ class ChunkBuilder:
         return block
 
     def name_model(
-        self, model: str, propensity: float | None = None, noise: float | None = None
+        self,
+        model: str,
+        propensity: float | None = None,
+        noise: float | None = None,
+        temperature: float | None = None,
     ) -> None:
         """Note which model decides from now on in this episode; earlier blocks are unchanged.
 
-        `propensity`: the probability with which it was drawn, if there were several. `noise`: that
-        of the episode's skill.
+        `propensity`: the probability with which it was drawn, if there were several. `noise` and
+        `temperature`: those at which it plays, if not as released.
         """
         note = self._note
         if note is not None and (note.model != model or note.noise != noise):
-            named: dict[str, Any] = {"model": model, "propensity": propensity, "noise": noise}
+            named: dict[str, Any] = {
+                "model": model,
+                "propensity": propensity,
+                "noise": noise,
+                "temperature": temperature,
+            }
             self._note = replace(note, **named)
             if self._state == _OPEN or not self._is_first:
                 self._notes[-1] = replace(self._notes[-1], **named)

@@ -4,6 +4,9 @@ An easier bot is the released one with *noise*, a number from 0 (as released) to
 action each time). For discrete actions, noise is the probability of a random valid action; for a
 Box, actions are moved towards random ones by this share. So no skill plays worse than at random.
 The learner service calibrates the noise of each skill on play; a temperature is the game's choice.
+
+A bot that *explores*, in a few episodes, plays more randomly than as released, so that learners see
+what else works.
 """
 
 import math
@@ -19,6 +22,8 @@ DEFAULT_NOISE: Mapping[str, float] = MappingProxyType({"easy": 0.5, "even": 0.25
 """Noise of the skills below `hard`, until the learner service has calibrated them."""
 MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 100.0
+MAX_EXPLORE_SHARE = 0.5
+_EXPLORING_NOISE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,17 @@ def bot_skill(skill: str | None, temperature: float | None) -> BotSkill | None:
     if skill is not None and skill not in SKILLS:
         raise Refused("bad_skill", f"skill is {str(skill)[:40]!r}; give one of {', '.join(SKILLS)}")
     return None if skill in (None, "hard") else BotSkill(skill)
+
+
+def exploring_skill(released_temperature: Any) -> BotSkill:
+    """How a bot explores: as at a temperature of 1, if it was released at a lower one.
+
+    Otherwise, as bots of dqn, it plays with a little noise.
+    """
+    is_number = isinstance(released_temperature, int | float)
+    if is_number and MIN_TEMPERATURE <= released_temperature < 1:
+        return BotSkill(temperature=1 / released_temperature)
+    return BotSkill(noise=_EXPLORING_NOISE)
 
 
 def checked_noise(noise: Any) -> dict[str, float]:

@@ -2,21 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from understudy.core.errors import Refused
 from understudy.core.wording import joined
-from understudy.experience.skill import checked_noise
+from understudy.experience.skill import MAX_EXPLORE_SHARE, checked_noise
 from understudy.models.manifest import Manifest, manifest_from_json, model_name
-from understudy.ports import LiveModels
+from understudy.ports import MAX_CONTROL_SHARE, LiveModels
 
 ALIASES = ("champion", "canary")
-MAX_WHY = 300
+MAX_WHY = 500
 PROMOTED = "promoted"
 RESTORED = "restored by a rollback"
 """How the verdicts of champions begin."""
 CANARY_SHARE = 0.2
 """The share of a canary whose entry states none: it was set by hand, or by an earlier version."""
+
+
+class Control(NamedTuple):
+    """An earlier champion that plays a share of the episodes while a canary is on trial."""
+
+    model_no: int
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,8 @@ class Alias:
     schema: str = ""
     share: float = 0.0
     """The share of episodes that a canary plays."""
+    control: Control | None = None
+    """The control of a canary's trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,8 @@ class SkillNoise:
     """The champion whose play it was calibrated on."""
     episodes: int
     """The episodes of that model at any noise, so far."""
+    explore_share: float = 0.0
+    """The share of episodes in which the schema's champion explores."""
     signed: bytes = b""
     """The signed entry as it was read, for clients to verify."""
 
@@ -134,6 +145,14 @@ class Catalogue:
         if schema is None and champion is not None:
             schema = champion.schema
         return champion, self.pointer("canary", schema)
+
+    def control_of(self, canary: Alias | None) -> Control | None:
+        """The control of a canary's trial, unless it has become champion or was discarded."""
+        control = canary.control if canary is not None else None
+        if canary is None or control is None or control.model_no in self.discarded:
+            return None
+        is_champion = control.model_no == self.model_of("champion", canary.schema)
+        return None if is_champion else control
 
     def live(self, alias: str) -> list[Alias]:
         """The pointers of all schemas that have a model under this alias, newest schema first."""
@@ -251,6 +270,7 @@ class Catalogue:
             raw,
             schema=schema,
             share=float(share) if is_canary else 0.0,
+            control=self._control(entry.get("control"), schema) if is_canary else None,
         )
         self.aliases[schema, alias] = pointer
         self.discarded.discard(model_no)
@@ -276,6 +296,27 @@ class Catalogue:
             self.trials[schema] = self.trials.get(schema, 0) + 1
         if alias == "champion":
             self.history.append(pointer)
+
+    def _control(self, control: Any, schema: str) -> Control | None:
+        """The control that an entry names; None without one, or if its release cannot be read."""
+        if control is None:
+            return None
+        fields = control if isinstance(control, dict) else {}
+        model_no = fields.get("model_no")
+        share = fields.get("share")
+        if (
+            not isinstance(model_no, int)
+            or not isinstance(share, int | float)
+            or not 0 < share <= MAX_CONTROL_SHARE
+        ):
+            raise Refused(
+                "bad_entry",
+                f"control is {str(control)[:80]}; expected a model and a share above 0, at most "
+                f"{MAX_CONTROL_SHARE}",
+            )
+        manifest = self.models.get(model_no)
+        has_schema = manifest is not None and manifest.schema == schema
+        return Control(model_no, float(share)) if has_schema else None
 
     def _discard(self, alias: str, entry: Mapping[str, Any]) -> None:
         """Apply what an entry discards, although the release of its own model cannot be read.
@@ -313,8 +354,15 @@ class Catalogue:
                 f"the noise of the skills is that of model {str(model_no)[:20]!r} after "
                 f"{str(episodes)[:20]!r} episodes; expected a released model and a whole number",
             )
+        explore_share = entry.get("explore_share", 0.0)
+        if type(explore_share) not in (int, float) or not 0 <= explore_share <= MAX_EXPLORE_SHARE:
+            raise Refused(
+                "bad_entry",
+                f"explore_share is {str(explore_share)[:20]!r}; expected a number from 0 to "
+                f"{MAX_EXPLORE_SHARE}",
+            )
         self.noise[self.models[model_no].schema] = SkillNoise(
-            checked_noise(entry.get("noise")), model_no, episodes, raw
+            checked_noise(entry.get("noise")), model_no, episodes, float(explore_share), raw
         )
 
     def _reject(self, entry: Mapping[str, Any]) -> None:
@@ -331,10 +379,10 @@ def live_models(
 ) -> LiveModels:
     """Champion and canary with their signed entries, which each client verifies."""
 
-    def release(pointer: Alias | None) -> str | None:
+    def release(model: Alias | Control | None) -> str | None:
         return (
-            now.signed[model_name(now.game, pointer.model_no)].decode()
-            if pointer and pointer.model_no
+            now.signed[model_name(now.game, model.model_no)].decode()
+            if model and model.model_no
             else None
         )
 
@@ -347,5 +395,6 @@ def live_models(
         canary=canary.signed.decode() if canary else None,
         canary_release=release(canary),
         canary_share=canary.share if canary else 0.0,
+        control_release=release(now.control_of(canary)),
         noise=noise.signed.decode() if noise else None,
     )

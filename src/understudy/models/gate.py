@@ -20,8 +20,11 @@ from numpy.typing import NDArray
 
 from understudy.core.errors import ConfigError
 from understudy.core.plural import plural
+from understudy.ports import CANARY_BESIDE_CONTROL, MAX_CONTROL_SHARE
 
 Decision = Literal["promote", "wait", "reject"]
+MAX_MARGIN = 0.5
+"""The largest margin of a comparison, as a share of the range of returns."""
 
 _BETS = np.array([0.25, 0.5, 1.0, 2.0, 4.0])
 """Shares of the capital that are bet on a difference of the whole range; the capital is divided
@@ -86,6 +89,10 @@ class Bounds:
     """The share of episodes that a canary plays at first."""
     max_share: float = 0.5
     """The share doubles up to this one while the canary is not proven worse."""
+    control_share: float = 0.05
+    """The share of episodes that the best earlier champion plays beside a canary; 0: none."""
+    forget_margin: float = 0.1
+    """By how much of the range of returns the replacement after a `forget` may be worse."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_episodes <= self.max_episodes:
@@ -104,6 +111,14 @@ class Bounds:
                 f"first_share is {self.first_share} and max_share {self.max_share}; use shares "
                 "above 0 and at most 0.5, with first_share not above max_share"
             )
+        if not 0 <= self.control_share <= MAX_CONTROL_SHARE:
+            raise ConfigError(
+                f"control_share is {self.control_share}; use a number from 0 to {MAX_CONTROL_SHARE}"
+            )
+        if not 0 <= self.forget_margin <= MAX_MARGIN:
+            raise ConfigError(
+                f"forget_margin is {self.forget_margin}; use a number from 0 to {MAX_MARGIN}"
+            )
 
     def error_of(self, trial_no: int) -> float:
         """The error of a schema's candidate by its number, from 1; all sum up to `life_error`.
@@ -117,6 +132,10 @@ class Bounds:
         """The share of a canary after this many episodes of canary and champion."""
         doublings = min(n_episodes // _EPISODES_PER_DOUBLING, 1_000)  # a larger one overflows
         return min(self.max_share, self.first_share * 2.0**doublings)
+
+    def control_share_beside(self, share: float) -> float:
+        """The control's share beside a canary with this share, with which it grows at first."""
+        return min(self.control_share, round(share * (1 - CANARY_BESIDE_CONTROL), 9))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,71 +187,86 @@ def compare(
     champion: Sequence[Played],
     bounds: Bounds,
     *,
+    control: Sequence[Played] = (),
     earlier: Sequence[Played] = (),
     trial_no: int = 1,
+    margin: float = 0.0,
 ) -> GateDecision:
     """Return the first decision that the episodes support, checked after each; wait if none.
+
+    A candidate is promoted once it is proven better than the champion, and rejected once it is
+    proven worse than the champion or than the control.
 
     Episodes are compared in the order in which they started, so each that started before one of
     these must have ended: otherwise the bot that wins quickly would seem better.
 
     Only episodes whose bot was drawn at random are compared: a client that does not know of the
-    candidate yet plays the champion in any case, at times of its own.
+    candidate yet plays the champion in any case, at times of its own. A draw is between candidate
+    and champion, or between candidate and control.
 
+    `control`: episodes of an earlier champion, if one plays beside the candidate.
     `earlier`: episodes of people and of the champion from before the trial. Returns are clipped to
     their range; if they are too few, the first episodes tell the range and are not compared.
     `trial_no`: the candidate's number among those of its schema, on which its error depends.
+    `margin`: the candidate is promoted once it is proven not to be worse by more than this share
+    of the range, and rejected once it is proven to be.
     """
+    beside_control = _Pair(
+        [each for each in candidate if _has(each, CANARY_BESIDE_CONTROL)],
+        [each for each in control if _has(each, 1 - CANARY_BESIDE_CONTROL)],
+        "control",
+    )
     candidate = [episode for episode in candidate if _may_compare(episode.propensity, bounds)]
     champion = [
         episode
         for episode in champion
         if episode.propensity is not None and _may_compare(1 - episode.propensity, bounds)
     ]
-    episodes = [*candidate, *champion]
-    returns = np.array([episode.return_ for episode in episodes])
-    if not np.isfinite(returns).all():
-        return GateDecision("reject", "a return of the candidate or the champion is not finite")
-    # By their start: quick wins end before slow losses. The last key is the first one to sort by.
-    keys = [(each.row, each.arrival_no, each.player, each.started_s) for each in episodes]
-    order = np.lexsort([np.array(key) for key in zip(*keys, strict=True)] or [returns])
-    n_candidate = np.cumsum(order < len(candidate))
+    pair = _Pair(candidate, champion, "champion")
+    if not all(math.isfinite(each.return_) for each in (*pair.episodes, *beside_control.episodes)):
+        return GateDecision("reject", "a return of one of the compared bots is not finite")
     is_over = len(candidate) >= bounds.max_episodes
     # What becomes known after the last episode that counts changes nothing.
-    order = order[: int(np.searchsorted(n_candidate, bounds.max_episodes)) + 1]
+    n_candidate = np.cumsum(pair.is_candidate)
+    pair = pair.part(0, int(np.searchsorted(n_candidate, bounds.max_episodes)) + 1)
     tail = _TAIL
     if len(earlier) < _MIN_EARLIER:
-        earlier = [episodes[at]._replace(player="") for at in order[:_MIN_EARLIER]]
-        order = order[_MIN_EARLIER:]
+        first = pair.episodes[:_MIN_EARLIER]
+        earlier = [episode._replace(player="") for episode in first]
+        pair = pair.part(len(first))
+        beside_control = beside_control.part(beside_control.n_until(first[-1]) if first else 0)
         tail = 2 * _TAIL  # so that the most extreme of so few does not count
-    is_candidate = order < len(candidate)
-    n_episodes = np.minimum(np.cumsum(is_candidate), np.cumsum(~is_candidate))
-    if not len(order) or n_episodes[-1] < bounds.min_episodes:
+    may_decide = pair.may_decide(bounds)
+    if not may_decide.any():
         return GateDecision(
             "reject" if is_over else "wait",
             f"{len(candidate)} {plural(len(candidate), 'episode')} of the candidate, "
             f"{len(champion)} of the champion; each needs {bounds.min_episodes}",
         )
-    low, high = _range(earlier, tail)
-    scaled = (np.clip(returns[order], low, high) - low) / (high - low)
-    propensity = np.array([episodes[at].propensity for at in order])
-    players = np.unique([episodes[at].player for at in order], return_inverse=True)[1]
-    draws = _draws(
-        scaled,
-        is_candidate,
-        np.where(is_candidate, propensity, 1 - propensity),
-        players.reshape(-1),
-    )
-    may_decide = n_episodes >= bounds.min_episodes
-    better = _Bet(draws, 1, bounds.error_of(trial_no))
-    worse = _Bet(draws, -1, bounds.error)
+    ends = _range(earlier, tail)
+    draws = pair.draws(ends)
+    better = _Bet(draws, 1, bounds.error_of(trial_no), above=-margin)
+    worse = _Bet(draws, -1, bounds.error, above=margin)
     proven_at = [bet.first_proof(may_decide) for bet in (better, worse)]
     at = min(proven_at)
-    n_compared = min(at + 1, len(order))
-    if at < len(order):
+    bet = better
+    if at < len(pair.episodes):
+        beside_control = beside_control.part(0, beside_control.n_until(pair.episodes[at]))
+    if (may_decide := beside_control.may_decide(bounds)).any():
+        below = _Bet(beside_control.draws(ends), -1, bounds.error)
+        below_at = below.first_proof(may_decide)
+        if below_at < len(beside_control.episodes):
+            why = beside_control.text("worse than the control", ends, below, below_at, trial_no)
+            n_before = pair.n_until(beside_control.episodes[below_at])
+            return GateDecision("reject", why, n_episodes=n_before + below_at + 1)
+    if at < len(pair.episodes):
         is_better = proven_at[0] == at
         decision: Decision = "promote" if is_better else "reject"
         outcome = "better" if is_better else "worse"
+        bet = better if is_better else worse
+        if margin:
+            how = "not worse" if is_better else "worse"
+            outcome = f"{how} by more than {margin:g} of the range, as a replacement after forget"
     elif is_over:
         decision = "reject"
         outcome = f"undecided after {bounds.max_episodes} episodes"
@@ -243,30 +277,90 @@ def compare(
             "is proven better",
             better.evidence(),
         )
-    is_candidate = is_candidate[:n_compared]
-    compared = np.clip(returns[order[:n_compared]], low, high)
-    ends = better.interval(at)
-    error = better.error
-    if outcome == "worse":
-        error = worse.error
-        ends = [-end for end in reversed(worse.interval(at))]
-    low_gain, gain, high_gain = ((high - low) * end for end in ends)
-    why = (
-        f"{outcome}: mean return {compared[is_candidate].mean():.4g} over {is_candidate.sum()} "
-        f"episodes, the champion's {compared[~is_candidate].mean():.4g} over "
-        f"{(~is_candidate).sum()}, clipped to {low:.4g} to {high:.4g}; within players, "
-        f"the difference is {gain:.3g} (from {low_gain:.3g} to {high_gain:.3g} with "
-        f"{100 - 200 * error:.6g}% confidence, trial {trial_no})"
-    )
-    if any(episode.player for episode in episodes):
-        n_players = len(set(draws.player[: at + 1]))
-        n_liars = _n_liars(n_players)
-        why += f"; players: {n_players}, " + (
+    why = pair.text(outcome, ends, bet, at, trial_no)
+    if decision == "promote" and len(set(beside_control.is_candidate)) > 1:
+        why += f"; not proven worse than the control: {beside_control.means(ends)}"
+    return GateDecision(decision, why, n_episodes=min(at + 1, len(pair.episodes)))
+
+
+class _Pair:
+    """Episodes of the candidate and of another bot, in the order in which they started."""
+
+    def __init__(self, candidate: Sequence[Played], other: Sequence[Played], name: str) -> None:
+        both = [(episode, True) for episode in candidate] + [(each, False) for each in other]
+        both.sort(key=lambda pair: _start(pair[0]))
+        self.episodes = [episode for episode, _ in both]
+        self.is_candidate = np.array([is_candidate for _, is_candidate in both], np.bool_)
+        self._name = name
+
+    def part(self, first: int, last: int | None = None) -> "_Pair":
+        """The episodes from one of them on, up to another."""
+        part = _Pair((), (), self._name)
+        part.episodes = self.episodes[first:last]
+        part.is_candidate = self.is_candidate[first:last]
+        return part
+
+    def n_until(self, episode: Played) -> int:
+        """The number of episodes that started no later than this one."""
+        return bisect.bisect_right(self.episodes, _start(episode), key=_start)
+
+    def may_decide(self, bounds: Bounds) -> NDArray[np.bool_]:
+        """After which episodes each bot has played enough."""
+        n_episodes = np.minimum(np.cumsum(self.is_candidate), np.cumsum(~self.is_candidate))
+        return np.asarray(n_episodes >= bounds.min_episodes)
+
+    def draws(self, ends: tuple[float, float]) -> "_Draws":
+        propensity = np.array([episode.propensity for episode in self.episodes])
+        players = np.unique([episode.player for episode in self.episodes], return_inverse=True)[1]
+        return _draws(
+            (self._clipped(ends) - ends[0]) / (ends[1] - ends[0]),
+            self.is_candidate,
+            np.where(self.is_candidate, propensity, 1 - propensity),
+            players.reshape(-1),
+        )
+
+    def means(self, ends: tuple[float, float]) -> str:
+        """The mean returns of both bots, as text."""
+        returns = self._clipped(ends)
+        own = returns[self.is_candidate]
+        other = returns[~self.is_candidate]
+        return (
+            f"mean return {own.mean():.4g} over {len(own)} {plural(len(own), 'episode')}, the "
+            f"{self._name}'s {other.mean():.4g} over {len(other)}"
+        )
+
+    def text(
+        self, outcome: str, ends: tuple[float, float], bet: "_Bet", at: int, trial_no: int
+    ) -> str:
+        """What was compared up to the episode that decided, and what it proves."""
+        compared = self.part(0, at + 1)
+        low_gain, gain, high_gain = ((ends[1] - ends[0]) * end for end in bet.interval(at))
+        why = (
+            f"{outcome}: {compared.means(ends)}, clipped to {ends[0]:.4g} to {ends[1]:.4g}; within "
+            f"players, the difference is {gain:.3g} (from {low_gain:.3g} to {high_gain:.3g} with "
+            f"{100 - 200 * bet.error:.6g}% confidence, trial {trial_no})"
+        )
+        players = {episode.player for episode in compared.episodes}
+        if players == {""}:
+            return why
+        n_liars = _n_liars(len(players))
+        return f"{why}; players: {len(players)}, " + (
             f"of whom any {n_liars} may lie"
             if n_liars
             else f"fewer than {_MIN_PLAYERS_FOR_DEFENCE}, so false returns are not guarded against"
         )
-    return GateDecision(decision, why, n_episodes=n_compared)
+
+    def _clipped(self, ends: tuple[float, float]) -> NDArray[np.float64]:
+        return np.asarray(np.clip([episode.return_ for episode in self.episodes], *ends))
+
+
+def _start(episode: Played) -> tuple[float, str, int, int]:
+    """Sorts episodes by their start, since quick wins end before slow losses."""
+    return episode.started_s, episode.player, episode.arrival_no, episode.row
+
+
+def _has(episode: Played, propensity: float) -> bool:
+    return episode.propensity is not None and math.isclose(episode.propensity, propensity)
 
 
 def _may_compare(canary_share: float | None, bounds: Bounds) -> bool:
@@ -394,9 +488,11 @@ class _Bet:
     person can play under many names.
     """
 
-    def __init__(self, draws: _Draws, sign: int, error: float) -> None:
+    def __init__(self, draws: _Draws, sign: int, error: float, *, above: float = 0.0) -> None:
+        """`sign`: 1 for a bet on the candidate, -1 on the other; `above`: the gain it bets on."""
         self._draws = draws
         self._sign = sign
+        self._above = above
         self.error = error
         full_weight = draws.chance * (1 - draws.chance)
         self._weight = full_weight.copy()
@@ -446,7 +542,7 @@ class _Bet:
 
     def first_proof(self, may_decide: NDArray[np.bool_]) -> int:
         """The first episode after which the bet is won; the number of episodes without one."""
-        growth = self._growth(self._sign, 0.0)
+        growth = self._growth(self._sign, self._above)
         player = self._draws.player
         is_won = _capital(np.cumsum(growth, axis=0)) >= math.log(1 / self.error)
         n_players = np.cumsum(
@@ -470,11 +566,11 @@ class _Bet:
 
     def evidence(self) -> float:
         """The capital after all episodes, on a logarithmic scale on which a proof is 1."""
-        capital = _capital(self._growth(self._sign, 0.0).sum(axis=0))
+        capital = _capital(self._growth(self._sign, self._above).sum(axis=0))
         return float(capital / math.log(1 / self.error))
 
     def interval(self, at: int) -> list[float]:
-        """The lowest, mean and highest gain that the episodes up to one of them allow."""
+        """The lowest, mean and highest gain of the candidate that episodes up to one allow."""
         ends = []
         for sign in (1, -1):
             low = -1.0
@@ -489,7 +585,9 @@ class _Bet:
             ends.append(sign * low)
         weight = self._weight[: at + 1]
         gain = self._sign * self._stake[: at + 1] @ self._draws.gain[: at + 1]
-        return [ends[0], float(gain / weight.sum()) if weight.any() else 0.0, ends[1]]
+        mean = float(gain / weight.sum()) if weight.any() else 0.0
+        # Those of a bet on the other bot are gains of that one.
+        return [ends[0], mean, ends[1]] if self._sign > 0 else [-ends[1], -mean, -ends[0]]
 
     def _growth(self, sign: int, difference: float) -> NDArray[np.float64]:
         """Growth of the capitals, as logarithms, of a bet on a difference above this one."""

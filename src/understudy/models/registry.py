@@ -4,7 +4,7 @@
     registry/GAME/NNNNNNNNNN.json   the game's journal of signed entries: takeover (a learner starts
                                     an epoch), release (a new model), point (an alias is set),
                                     reject (a model that no alias has pointed to), noise (how random
-                                    each skill of a schema's bots plays)
+                                    each skill of a schema's bots plays, and how often they explore)
     games/GAME/SCHEMA.json          game specs
     trust/KEYID.txt                 public keys of the signers
 
@@ -34,7 +34,7 @@ from understudy.core.signed import Signer, Trusted, public_key_text
 from understudy.core.wording import joined
 from understudy.experience.game import GameSpec, spec_from_json
 from understudy.experience.skill import checked_noise
-from understudy.models.catalogue import ALIASES, MAX_WHY, Alias, Catalogue
+from understudy.models.catalogue import ALIASES, MAX_WHY, Alias, Catalogue, Control
 from understudy.models.manifest import (
     MAX_POLICY_BYTES,
     Lineage,
@@ -268,13 +268,15 @@ class Registry:
         why: str,
         epoch: int | None = None,
         share: float | None = None,
+        control: Control | None = None,
         seen: Mapping[str, Alias] | None = None,
     ) -> None:
         """Point the alias of a model's schema to it; with `epoch`, Fenced when that has ended.
 
-        `share`: the share of episodes that a canary plays from now on. The trial of a model that is
-        the canary already continues. `seen`: the aliases that the decision was about, by name; if
-        one was changed since it was read, nothing is written and Refused is raised (`superseded`).
+        `share`: the share of episodes that a canary plays from now on, and `control` the model
+        beside it. The trial of a model that is the canary already continues. `seen`: the aliases
+        that the decision was about, by name; if one was changed since it was read, nothing is
+        written and Refused is raised (`superseded`).
         """
         if alias not in ALIASES:
             raise ConfigError(f"alias {alias!r} is not known; use one of {joined(ALIASES)}")
@@ -282,6 +284,8 @@ class Registry:
         entry: Entry = {"alias": alias, "model_no": model_no, "why": why[:MAX_WHY]}
         if share is not None:
             entry["share"] = share
+        if control is not None:
+            entry["control"] = control._asdict()
         self._point(game, lambda _: entry, epoch=epoch, seen=seen)
 
     def clear_alias(
@@ -301,11 +305,23 @@ class Registry:
         self._point(game, lambda _: entry, epoch=epoch, seen=seen)
 
     def set_noise(
-        self, game: str, model_no: int, noise: Mapping[str, float], *, episodes: int, epoch: int
+        self,
+        game: str,
+        model_no: int,
+        noise: Mapping[str, float],
+        *,
+        episodes: int,
+        epoch: int,
+        explore_share: float = 0.0,
     ) -> None:
-        """Publish the noise of each skill for the bots of a model's schema."""
+        """Publish the noise of each skill for the bots of a model's schema.
+
+        `explore_share`: the share of episodes in which the schema's champion explores.
+        """
         schema = self.manifest(game, model_no).schema
-        entry = {"model_no": model_no, "schema": schema, "episodes": episodes}
+        entry: Entry = {"model_no": model_no, "schema": schema, "episodes": episodes}
+        if explore_share:
+            entry["explore_share"] = explore_share
 
         def checked(now: Catalogue) -> Entry:
             _check_epoch(now, epoch)

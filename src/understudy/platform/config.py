@@ -22,7 +22,9 @@ from understudy.core.settings import from_tree, setting
 from understudy.core.settings import mask_secrets as mask_secrets
 from understudy.core.wording import joined
 from understudy.experience.chunk import CONSENTS
-from understudy.models.gate import Bounds
+from understudy.experience.skill import MAX_EXPLORE_SHARE
+from understudy.models.gate import MAX_MARGIN, Bounds
+from understudy.ports import MAX_CONTROL_SHARE
 from understudy.release.schedule import ALGORITHMS, LearningSchedule
 
 if TYPE_CHECKING:
@@ -222,6 +224,13 @@ class LearnerSection:
         description="Least share of people's steps in what iql and dqn learn from; 0: as recorded, "
         "1: only people's.",
     )
+    explore_share: float = setting(
+        0.05,
+        0.0,
+        MAX_EXPLORE_SHARE,
+        description="Share of bots' episodes in which they explore, for iql or dqn to learn from; "
+        "0: none.",
+    )
     settings: tuple[str, ...] = setting(
         (),
         description="Settings of bc, iql and dqn in place of those of their presets, as lines of "
@@ -264,6 +273,18 @@ class GateSection:
         1e-6,
         0.5,
         "The share to which that doubles, every 10 episodes of canary and champion.",
+    )
+    control_share: float = setting(
+        _BOUNDS.control_share,
+        0,
+        MAX_CONTROL_SHARE,
+        "The share of episodes that the best earlier champion plays beside a canary; 0: none.",
+    )
+    forget_margin: float = setting(
+        _BOUNDS.forget_margin,
+        0,
+        MAX_MARGIN,
+        "By how much of the range of returns the replacement after a forget may be worse.",
     )
 
 

@@ -301,6 +301,7 @@ def main(data: DataFolder, config: Config) -> int:
         bounds=config.bounds,
         settings=config.algorithm_settings,
         envs={str(game_name_of_env(simulator)): simulator} if simulator else {},
+        explore_share=config.learner.explore_share,
     )
     with _local_experience(data, config, registry, stop) as (folder, fields):
         return learn(folder, registry, service, stop, fields=fields)

@@ -32,7 +32,7 @@ from understudy.models.manifest import Lineage, model_name
 from understudy.nn.policy import Policy
 from understudy.release.candidate_ranking import MAX_STEPS, CandidateRanking, may_rank
 from understudy.release.game_training import GameTraining, ServiceContext, network_bytes
-from understudy.release.gatekeeper import held_out_play
+from understudy.release.gatekeeper import held_out_play, is_replacement, learned_before
 from understudy.release.schedule import (
     LearnerStatus,
     Next,
@@ -182,6 +182,10 @@ class GameLearner:
             return True
         for pointer in now.live("champion"):
             self._calibrate(now, pointer)
+            self._publish_explore_share(pointer)
+        if self._must_replace(now, training):
+            _log.info("replacement", game=self.game, why=self._forgotten(now, spec.schema))
+            training.renew()
         if not training.marks.is_admitted:
             # A learner was stopped, or failed, after a release.
             self._admit(training)
@@ -294,6 +298,9 @@ class GameLearner:
             training.save_if_moved()
             clone = self._clone = self._create_training(training.spec, "bc")
             clone.engine.follow()
+            forgotten = context.store_stats.forgotten(self.game, training.spec.schema)
+            if clone.updates and clone.marks.read_no < max(forgotten, default=0):
+                clone.renew()
         if clone.engine.n_usable < schedule.first_steps:  # people's steps were erased
             self._end_ranking()
             self._release(training, training.candidate, training.lineage())
@@ -364,13 +371,16 @@ class GameLearner:
                 epoch=self.epoch,
                 play=play,
                 people=training.check_with_people() if is_first else None,
+                returns=self._returns,
+                margin=self._margin(now, model_no),
             )
         training.admitted()
         self._record(model_no, decision)
 
     def _judge_canaries(self) -> bool:
         """Compare each schema's canary with its champion; return whether one was decided."""
-        canaries = self._context.registry.catalogue(self.game).live("canary")
+        now = self._context.registry.catalogue(self.game)
+        canaries = now.live("canary")
         if not canaries:
             return False
         now_s = self._context.clock.monotonic()
@@ -394,11 +404,62 @@ class GameLearner:
                 schema=canary.schema,
                 people=self._context.store_stats.people(canary.schema),
                 reads_file=reads_file,
+                margin=self._margin(now, canary.model_no),
             )
             if decision is not None and decision.decision != "wait":
                 self._record(canary.model_no, decision)
                 has_decided = True
         return has_decided
+
+    # --- After a forget ---------------------------------------------------------------------------
+
+    def _margin(self, now: Catalogue, model_no: int) -> float:
+        """By how much a candidate may be worse than the champion: none, unless it replaces it."""
+        schema = now.models[model_no].schema
+        forgotten = self._context.store_stats.forgotten(self.game, schema)
+        bounds = self._context.keeper.bounds
+        return bounds.forget_margin if is_replacement(now, model_no, forgotten) else 0.0
+
+    def _must_replace(self, now: Catalogue, training: GameTraining) -> bool:
+        """Whether to train a replacement of a champion that learned from a forgotten player.
+
+        A training that is under way, and the trial of an earlier replacement, end first: otherwise
+        frequent events would let no training and no trial end.
+        """
+        schema = training.spec.schema
+        forgotten = self._context.store_stats.forgotten(self.game, schema)
+        champion = now.model_of("champion", schema)
+        canary = now.model_of("canary", schema)
+        return bool(
+            champion
+            and (newest := learned_before(now, champion, forgotten))
+            and training.marks.read_no < newest
+            and (training.marks.updates or (training.algorithm == "dqn" and training.updates))
+            and training.marks.is_admitted
+            and self._clone is None
+            and not (canary and is_replacement(now, canary, forgotten))
+        )
+
+    def _forgotten(self, now: Catalogue, schema: str) -> str:
+        """What a schema's champion still has of forgotten players, and what is done about it."""
+        forgotten = self._context.store_stats.forgotten(self.game, schema)
+        champion = now.model_of("champion", schema)
+        if not champion or not (newest := learned_before(now, champion, forgotten)):
+            return ""
+        replacement = max(
+            (number for number in now.models if is_replacement(now, number, forgotten)), default=0
+        )
+        name = model_name(self.game, replacement)
+        if not replacement or learned_before(now, replacement, [newest]):
+            outcome = "a replacement is trained"
+        elif now.model_of("canary", schema) == replacement:
+            outcome = f"its replacement {name} is on trial"
+        else:
+            outcome = f"its replacement {name} was not promoted, so it stays"
+        return (
+            f"{model_name(self.game, champion)} may contain what it learned from players who were "
+            f"forgotten since; {outcome}"
+        )
 
     def _calibrate(self, now: Catalogue, champion: Alias) -> None:
         """Publish the noise of each skill, if enough was played at the last one."""
@@ -417,9 +478,35 @@ class GameLearner:
         noise = calibrate(before, stats.newest_people(champion.schema), released, skilled)
         if has_moved(noise, before):
             self._context.registry.set_noise(
-                self.game, champion.model_no, noise, episodes=n_episodes, epoch=self.epoch
+                self.game,
+                champion.model_no,
+                noise,
+                episodes=n_episodes,
+                epoch=self.epoch,
+                explore_share=self._explore_share,
             )
             _log.info("skills_calibrated", model=model, episodes=n_episodes, noise=noise)
+
+    @property
+    def _explore_share(self) -> float:
+        """The share of bots' episodes in which they explore; clones do not learn from bots."""
+        config = self._context.config
+        return config.explore_share if config.schedule.improve_with != "bc" else 0.0
+
+    def _publish_explore_share(self, champion: Alias) -> None:
+        """Publish the share of a schema's episodes in which bots explore, if it has changed."""
+        registry = self._context.registry
+        last = registry.catalogue(self.game).noise.get(champion.schema)
+        if self._explore_share == (0.0 if last is None else last.explore_share):
+            return
+        registry.set_noise(
+            self.game,
+            champion.model_no if last is None else last.model_no,
+            DEFAULT_NOISE if last is None else last.noise,
+            episodes=0 if last is None else last.episodes,
+            epoch=self.epoch,
+            explore_share=self._explore_share,
+        )
 
     def _skills(self, now: Catalogue, schema: str) -> dict[str, Any]:
         """The noise, target and returns of each skill of a schema's champion, for display."""
@@ -455,6 +542,7 @@ class GameLearner:
             now = Catalogue(self.game)  # `step` has reported it as the error
         on_trial = now.pointer("canary")
         canary = on_trial.model_no if on_trial else 0
+        control = now.control_of(on_trial)
         unknown = 0
         if spec is not None and "unknown" not in context.config.learn_from:
             unknown = context.store_stats.schemas[self.game][spec.schema].steps["unknown"]
@@ -494,8 +582,10 @@ class GameLearner:
             "canary_episodes": len(self._returns(model_name(self.game, canary), on_trial.at_s))
             if on_trial and canary
             else 0,
+            "control": control.model_no if control else 0,
             **(context.store_stats.progress(self.game, spec.schema) if spec else {}),
             "skills": self._skills(now, spec.schema) if spec else {},
+            "forgotten": self._forgotten(now, spec.schema) if spec else "",
             "decision": last
             and {"model": last[0], "decision": last[1].decision, "why": last[1].why},
             "guarded_chunks": self._n_guarded,

@@ -19,6 +19,7 @@ from understudy.core.tensors import Array
 from understudy.core.wording import joined
 from understudy.experience.chunk import CONSENTS
 from understudy.experience.game import GameSpec
+from understudy.experience.skill import MAX_EXPLORE_SHARE
 from understudy.learn.centre import find_centre, may_have_centre
 from understudy.learn.held_out import useful_symmetry
 from understudy.learn.learner import Learner
@@ -61,6 +62,8 @@ class LearnerServiceConfig:
     envs: Mapping[str, str] = field(default_factory=dict)
     """Gymnasium id by game; candidates of these games play held-out seeds instead of live games."""
     checkpoint_every_s: float = 10.0
+    explore_share: float = 0.05
+    """The share of bots' episodes in which they explore, if iql or dqn can learn from them."""
 
     def __post_init__(self) -> None:
         if not self.learn_from or not set(self.learn_from) <= set(CONSENTS) - {"denied"}:
@@ -75,6 +78,11 @@ class LearnerServiceConfig:
         if not 0 < self.checkpoint_every_s < 1e6:
             raise ConfigError(
                 f"checkpoint_every_s is {self.checkpoint_every_s}; give seconds, such as 10"
+            )
+        if not 0 <= self.explore_share <= MAX_EXPLORE_SHARE:
+            raise ConfigError(
+                f"explore_share is {self.explore_share}; give a number from 0 to "
+                f"{MAX_EXPLORE_SHARE}"
             )
 
 
@@ -101,6 +109,8 @@ class Marks:
     steps: int = 0
     is_admitted: bool = True
     """Whether the gate has decided what becomes of it."""
+    read_no: int = 0
+    """The highest arrival number that was read when the current weights were new."""
 
 
 class GameTraining:
@@ -238,6 +248,7 @@ class GameTraining:
                 "learn_from": list(config.learn_from),
                 "temperature": temperature,
                 "people_share": 1.0 if self.algorithm == "bc" else config.schedule.people_share,
+                "read_no": self.marks.read_no,
             }
             | ({"ranking": list(ranking)} if ranking else {})
             | ({"started_from": self._started_from} if self._started_from else {}),
@@ -251,6 +262,8 @@ class GameTraining:
         """
         if self.marks.updates and self.algorithm != "dqn":
             self._restart()
+        if not self.updates:
+            self.marks = replace(self.marks, read_no=self._context.store_stats.read_no)
         if not self.updates and (self._finds_centre or self._finds_symmetry):
             self._find_view()
         if is_first and not self.updates and not self.engine.has_held_out:
@@ -315,6 +328,11 @@ class GameTraining:
             self.candidate, learned=self.engine.learned_sample(), held_out=held_out
         )
 
+    def renew(self) -> None:
+        """Train the next candidate from new weights at once, without waiting for more steps."""
+        self.marks = replace(self.marks, steps=0)
+        self._restart()
+
     def _restart(self) -> None:
         """Train from new weights, on the newest steps that the store holds now."""
         self.engine.close()
@@ -345,7 +363,9 @@ class GameTraining:
 
     def released(self, model_no: int) -> None:
         """Record that the current policy was released, but not yet judged by the gate."""
-        self.marks = Marks(model_no, self.updates, self.steps, is_admitted=False)
+        self.marks = Marks(
+            model_no, self.updates, self.steps, is_admitted=False, read_no=self.marks.read_no
+        )
         self._job.restores = 0
         self._save()
 

@@ -1,7 +1,7 @@
 """Gatekeeper: checks a released candidate, then promotes or rejects it, with a reason.
 
     release ─► checks in a clean process ─► canary ─► live returns compared with the champion's
-                                        │                └─► champion, or cleared
+                                        │       and the control's ─► champion, or cleared
                                         └─► the first bot: compared with held-out steps of
                                             people ─► champion
 
@@ -10,6 +10,7 @@ time.
 """
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,17 +22,25 @@ import structlog
 
 import understudy
 from understudy.backends.deployment import Deployment
-from understudy.core.errors import ConfigError, Corrupt, GameFailed, Refused
+from understudy.core.errors import ConfigError, Corrupt, GameFailed, Refused, StorageFailed
 from understudy.core.plural import plural
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
 from understudy.models import gate
-from understudy.models.catalogue import ALIASES, PROMOTED, RESTORED, Alias, Catalogue
+from understudy.models.catalogue import (
+    ALIASES,
+    PROMOTED,
+    RESTORED,
+    Alias,
+    Catalogue,
+    Control,
+)
 from understudy.models.gate import Bounds, GateDecision, ModelCheck, Played
 from understudy.models.manifest import Lineage, Manifest, make_manifest, model_name
 from understudy.models.registry import Registry, damage_key
 from understudy.nn.policy import Policy
 from understudy.release.model_check import Budget, check_in_subprocess
+from understudy.release.store_stats import believed
 from understudy.training.folder import RunFolder
 
 _log = structlog.get_logger("understudy.learner")
@@ -75,13 +84,16 @@ class Gatekeeper:
         epoch: int,
         play: Play | None = None,
         people: ModelCheck | None = None,
+        returns: Returns | None = None,
+        margin: float = 0.0,
     ) -> GateDecision:
         """Check a release and move an alias of its schema: to a first bot champion, else canary.
 
         A release that fails a check is rejected, which the journal records; no alias is moved. A
         canary that is still undecided makes room for the new one. With `play`, held-out episodes
         decide at once between champion and rejection, so no canary is needed. `people`: how a first
-        bot compares with held-out steps of people.
+        bot compares with held-out steps of people. `returns` tell which of the earlier champions
+        plays beside a canary as control. `margin`: as for `gate.compare`.
         """
         now = self._registry.catalogue(game)
         if model_no in now.verdicts:
@@ -98,11 +110,12 @@ class Gatekeeper:
             # Every release after the first bot was a candidate.
             trial_no = sum(manifest.schema == schema for manifest in now.models.values()) - 1
             for n_episodes in (first, self.bounds.max_episodes):
-                returns = [play(policy, n_episodes) for policy in policies]
+                held_out = [play(policy, n_episodes) for policy in policies]
                 decision = gate.compare(
-                    *_in_random_order(*returns, share=self.bounds.max_share),
+                    *_in_random_order(*held_out, share=self.bounds.max_share),
                     self.bounds,
                     trial_no=max(1, trial_no),
+                    margin=margin,
                 )
                 if decision.decision != "wait":
                     break
@@ -129,15 +142,49 @@ class Gatekeeper:
                     why=f"undecided when {model_name(game, model_no)} took its place",
                 )
             self._evidence.pop((game, schema), None)
+            control = 0
+            if returns is not None and self.bounds.control_share:
+                control = self._best_earlier(now, schema, returns)
+            share = self.bounds.first_share
             self._registry.set_alias(
                 game,
                 "canary",
                 model_no,
                 why=decision.why,
                 epoch=epoch,
-                share=self.bounds.first_share,
+                share=share,
+                control=Control(control, self.bounds.control_share_beside(share))
+                if control
+                else None,
             )
         return decision
+
+    def _best_earlier(self, now: Catalogue, schema: str, returns: Returns) -> int:
+        """The earlier champion with the highest mean return as champion; 0 if there is none.
+
+        It needs as many episodes as a decision, and a valid file.
+        """
+        played: dict[int, list[Played]] = {}
+        champions = [pointer for pointer in now.history if pointer.schema == schema]
+        for champion, successor in itertools.pairwise(champions):
+            model_no = champion.model_no
+            if model_no in {0, now.model_of("champion", schema), *now.discarded}:
+                continue
+            played.setdefault(model_no, []).extend(
+                episode
+                for episode in returns(model_name(now.game, model_no), champion.at_s)
+                if episode.started_s < successor.at_s
+            )
+        means = {
+            model_no: np.mean([one for own in believed(episodes) for one in own])
+            for model_no, episodes in played.items()
+            if len(episodes) >= self.bounds.min_episodes
+        }
+        for model_no in sorted(means, key=lambda number: means[number], reverse=True):
+            with contextlib.suppress(Refused, Corrupt, StorageFailed, OSError):
+                self._registry.policy(now.game, model_no)
+                return model_no
+        return 0
 
     def judge(
         self,
@@ -148,14 +195,16 @@ class Gatekeeper:
         schema: str | None = None,
         people: Sequence[Played] = (),
         reads_file: bool = True,
+        margin: float = 0.0,
     ) -> GateDecision | None:
-        """Compare the returns of a schema's canary and champion since the canary started.
+        """Compare the returns of a schema's canary, champion and control in the canary's trial.
 
         If that is conclusive, the canary is promoted or rejected, and the alias cleared; until
         then, its share grows with the episodes of both. By default, `schema` is the newest that has
         a canary. Returns are clipped to the range of those of `people` and of the champion before.
         With `reads_file`, a canary whose file is damaged is rejected at once: games cannot play it.
-        Returns None without a canary to compare.
+        `margin`: as for `gate.compare`, and the same one throughout a trial. Returns None without a
+        canary to compare.
         """
         now = self._registry.catalogue(game)
         canary = now.pointer("canary", schema)
@@ -163,7 +212,13 @@ class Gatekeeper:
             return None
         try:
             return self._judge(
-                now, canary, returns, epoch=epoch, people=people, reads_file=reads_file
+                now,
+                canary,
+                returns,
+                epoch=epoch,
+                people=people,
+                reads_file=reads_file,
+                margin=margin,
             )
         except Refused as error:
             if error.reason != "superseded":
@@ -180,6 +235,7 @@ class Gatekeeper:
         epoch: int,
         people: Sequence[Played],
         reads_file: bool,
+        margin: float,
     ) -> GateDecision | None:
         """Judge a canary as it was seen; Refused (`superseded`) if it is not the canary now."""
         game = now.game
@@ -200,8 +256,16 @@ class Gatekeeper:
         canary_episodes, champion_episodes = (
             returns(model_name(game, number), canary.at_s) for number in (canary.model_no, champion)
         )
+        control = now.control_of(canary)
+        control_episodes = (
+            returns(model_name(game, control.model_no), canary.at_s) if control is not None else ()
+        )
         trial_no = now.trials[canary.schema]
-        compared = (trial_no, champion, len(canary_episodes), len(champion_episodes))
+        compared = (
+            trial_no,
+            champion,
+            *(len(each) for each in (canary_episodes, champion_episodes, control_episodes)),
+        )
         if self._waiting.get((game, canary.schema)) == compared:
             decision = GateDecision("wait", "no new episode")
         else:
@@ -210,10 +274,12 @@ class Gatekeeper:
                 canary_episodes,
                 champion_episodes,
                 self.bounds,
+                control=control_episodes,
                 earlier=[
                     episode for episode in (*people, *first) if episode.started_s < int(canary.at_s)
                 ],
                 trial_no=trial_no,
+                margin=margin,
             )
             self._evidence[game, canary.schema] = decision.evidence
             if decision.decision == "wait":
@@ -263,6 +329,8 @@ class Gatekeeper:
                 why=canary.why,
                 epoch=epoch,
                 share=share,
+                control=canary.control
+                and canary.control._replace(share=self.bounds.control_share_beside(share)),
                 seen={"canary": canary},
             )
 
@@ -286,6 +354,38 @@ class Gatekeeper:
         except Corrupt as error:
             return [ModelCheck("loads", False, str(error))]
         return self._check(now.models[model_no], raw, self._budget)
+
+
+def learned_before(now: Catalogue, model_no: int, forgotten: Sequence[int]) -> int:
+    """The newest `forget` event after a model's training began; 0 if there is none.
+
+    `forgotten`: the arrival numbers of such events. A model that did not learn from the store has
+    learned from no player.
+    """
+    lineage = now.models[model_no].lineage
+    newest = max(forgotten, default=0)
+    return newest if lineage.cursor_to and newest > lineage.config.get("read_no", 0) else 0
+
+
+def is_replacement(now: Catalogue, model_no: int, forgotten: Sequence[int]) -> bool:
+    """Whether a model is the first one of its schema that was trained after a `forget`.
+
+    It is if the champion was trained before that, and may have learned from the player.
+    """
+    schema = now.models[model_no].schema
+    champion = now.model_of("champion", schema)
+    known = [number for number in forgotten if number <= _read_no(now, model_no)]
+    if not champion or not known or not learned_before(now, champion, known):
+        return False
+    return not any(
+        manifest.schema == schema and number < model_no and _read_no(now, number) >= known[-1]
+        for number, manifest in now.models.items()
+    )
+
+
+def _read_no(now: Catalogue, model_no: int) -> int:
+    """The highest arrival number that was read when a model's training began."""
+    return int(now.models[model_no].lineage.config.get("read_no", 0))
 
 
 def _recorded(verdict: str) -> GateDecision:
@@ -443,6 +543,9 @@ def model_rows(deployment: Deployment, games: Sequence[str]) -> list[dict[str, A
             aliases = [
                 alias for alias in ALIASES if catalogue.model_of(alias, manifest.schema) == number
             ]
+            control = catalogue.control_of(catalogue.pointer("canary", manifest.schema))
+            if control is not None and control.model_no == number:
+                aliases.append("control")
             rows.append(
                 {
                     "model": manifest.name,

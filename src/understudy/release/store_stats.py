@@ -3,7 +3,8 @@
 The position in the store is saved with the statistics, so nothing is counted twice. An episode
 counts if it is complete from its first step to its end: for a model if the episode's note names the
 model and no person or script decided in it, for people if they made every decision. Episodes at a
-skill are counted apart from those of a bot as released, and those at a temperature not at all.
+skill are counted apart from those of a bot as released, and those at a temperature, or of a bot
+that explores, not at all.
 """
 
 import math
@@ -30,6 +31,8 @@ _FIRST_EPISODES = 1_024
 _NEWEST_EPISODES = 1_024
 """The newest episodes of people, and of a model at any skill, from which skills are calibrated."""
 _MAX_MODELS = 64
+_MAX_FORGETS = 1_024
+"""Newest `forget` events that are kept for each schema."""
 _PAUSED_S = 600.0
 """An open episode is not waited for after this long without a chunk."""
 _SILENT_S = 86_400.0
@@ -69,6 +72,10 @@ class Recorded:
     """Number of steps by consent at their arrival; those of actors are under `actor`."""
     people: Counter[str] = field(default_factory=Counter)
     """The same, of episodes without a bot or script."""
+    players: int = 0
+    """Bits of the players with steps, by a hash of 16 bits: few others share one."""
+    forgotten: list[int] = field(default_factory=list)
+    """Arrival numbers of the newest `forget` events that concerned one of them."""
 
 
 class StoreStats:
@@ -77,6 +84,8 @@ class StoreStats:
     def __init__(self, follower: StoreFollower) -> None:
         self._follower = follower
         self.position = ReaderPosition()
+        self.read_no = 0
+        """The highest arrival number that was read."""
         self._open: dict[str, _Open] = {}
         self._played: dict[str, list[Played]] = {}
         self._people: dict[str, list[Played]] = {}
@@ -101,7 +110,11 @@ class StoreStats:
     def read(self, item: Stored | Forgotten) -> None:
         """Count an item of the store; called by the follower."""
         if isinstance(item, Forgotten):
+            self.read_no = max(self.read_no, item.last_no)
+            if item.reason == "forgotten" and item.player is not None and not item.chunks:
+                self._forget(item.player, item.arrival_no)
             return
+        self.read_no = max(self.read_no, item.arrival_no)
         if item.chunk is not None:
             self._add(item, item.chunk)
         elif item.frame.kind is FrameKind.CLOSE:
@@ -161,7 +174,7 @@ class StoreStats:
         most others are left out of both.
         """
         people = self.people(schema)
-        means = [float(np.mean(returns)) for returns in _believed(people)]
+        means = [float(np.mean(returns)) for returns in believed(people)]
         n_players = len({episode.player for episode in people})
         return {
             "people": {
@@ -182,7 +195,7 @@ class StoreStats:
         """A model's mean return over the episodes that are kept, computed once for each number."""
         known = self._means.get(model)
         if known is None or known[0] != n_episodes:
-            returns = [one for own in _believed(self._played[model]) for one in own]
+            returns = [one for own in believed(self._played[model]) for one in own]
             known = n_episodes, float(np.mean(returns))
             self._means[model] = known
         return known[1]
@@ -206,6 +219,17 @@ class StoreStats:
             return max(mature, key=lambda name: schemas[name].first_arrival)
         return max(schemas, key=lambda name: (steps[name], schemas[name].steps.total()))
 
+    def forgotten(self, game: str, schema: str) -> Sequence[int]:
+        """Arrival numbers of the newest `forget` events of players with steps of this schema."""
+        recorded = self.schemas.get(game, {}).get(schema)
+        return recorded.forgotten if recorded is not None else ()
+
+    def _forget(self, tombstone: bytes, arrival_no: int) -> None:
+        for schemas in self.schemas.values():
+            for recorded in schemas.values():
+                if recorded.players & _player_bit(tombstone):
+                    recorded.forgotten = [*recorded.forgotten, arrival_no][-_MAX_FORGETS:]
+
     # --- Episodes ---------------------------------------------------------------------------------
 
     def _add(self, item: Stored, chunk: Chunk) -> None:
@@ -217,6 +241,7 @@ class StoreStats:
         recorded.steps["actor" if meta.kind == "actor" else meta.consent] += meta.n_steps
         if meta.kind == "actor":
             return
+        recorded.players |= _player_bit(tombstone_of(item.frame.player))
         session = str(meta.session)
         received_s = float(item.frame.received_s)
         by = columns.get("by")
@@ -308,6 +333,7 @@ class StoreStats:
         """The complete state, as plain values."""
         return {
             "position": self.position.to_json(),
+            "read_no": self.read_no,
             "open": {session: list(astuple(episode)) for session, episode in self._open.items()},
             "played": {model: list(played) for model, played in self._played.items()},
             "people": {schema: list(played) for schema, played in self._people.items()},
@@ -321,7 +347,13 @@ class StoreStats:
             "counts": self._counts,
             "schemas": {
                 game: {
-                    name: [stored.first_arrival, dict(stored.steps), dict(stored.people)]
+                    name: [
+                        stored.first_arrival,
+                        dict(stored.steps),
+                        dict(stored.people),
+                        hex(stored.players),
+                        stored.forgotten,
+                    ]
                     for name, stored in schemas.items()
                 }
                 for game, schemas in self.schemas.items()
@@ -353,12 +385,9 @@ class StoreStats:
             for model, played in self._played.items()
         }
         self._means = {}
+        self.read_no = state.get("read_no", 0)
         self.schemas = {
-            game: {
-                # A file of an earlier version has no steps of people.
-                name: Recorded(first, Counter(steps), Counter(people[0] if people else steps))
-                for name, (first, steps, *people) in schemas.items()
-            }
+            game: {name: _recorded(*fields) for name, fields in schemas.items()}
             for game, schemas in state["schemas"].items()
         }
 
@@ -366,7 +395,28 @@ class StoreStats:
         self._follower.leave(self)
 
 
-def _believed(played: Sequence[Played]) -> list[list[float]]:
+def _recorded(
+    first_arrival: int,
+    steps: Mapping[str, int],
+    people: Mapping[str, int] | None = None,
+    players: str = "0x0",
+    forgotten: Sequence[int] = (),
+) -> Recorded:
+    """What a file holds of a schema; one of an earlier version lacks the last fields."""
+    return Recorded(
+        first_arrival,
+        Counter(steps),
+        Counter(steps if people is None else people),
+        int(players, 16),
+        list(forgotten),
+    )
+
+
+def _player_bit(tombstone: bytes) -> int:
+    return 1 << int.from_bytes(tombstone[:2])
+
+
+def believed(played: Sequence[Played]) -> list[list[float]]:
     """The returns of each player, without players whose mean is far above that of most."""
     by_player: dict[str, list[float]] = {}
     for episode in played:

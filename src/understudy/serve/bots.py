@@ -48,6 +48,7 @@ class ServedModels:
     raw: bytes = b""
     """The bytes of the policy, as signed."""
     canary_no: int = 0
+    control_no: int = 0
     noise: Mapping[str, float] = field(default_factory=lambda: DEFAULT_NOISE)
     """The noise of each skill below `hard`."""
     damage: str = ""
@@ -213,7 +214,7 @@ class ServedBots:
     def _with_champion(
         self, now: Catalogue, champion: Alias, canary: Alias | None, before: ServedModels
     ) -> ServedModels | None:
-        """Return models with this champion, or None if it is damaged; omit a damaged canary."""
+        """Return models with this champion, or None if it is damaged; omit other damaged ones."""
         number = champion.model_no
         policy = before.policy
         raw = before.raw
@@ -228,6 +229,15 @@ class ServedBots:
             and not self._opened(now, canary.model_no, before)
         ):
             canary = None
+        control = now.control_of(canary)
+        if (
+            control is not None
+            and control.model_no != before.control_no
+            and not self._opened(now, control.model_no, before)
+        ):
+            control = None
+        if canary is not None:
+            canary = replace(canary, control=control)
         return ServedModels(
             bot=self._bot(now, champion, canary),
             seen=now.number,
@@ -235,6 +245,7 @@ class ServedBots:
             model_no=number,
             raw=raw,
             canary_no=canary.model_no if canary else 0,
+            control_no=control.model_no if control else 0,
             noise=noise.noise if (noise := now.noise.get(champion.schema)) else DEFAULT_NOISE,
         )
 

@@ -30,6 +30,7 @@ from understudy.experience.chunk import Chunk, RowKind
 from understudy.experience.game import GameSpec
 from understudy.experience.spaces import Box, Discrete, Space
 from understudy.models.gate import Bounds, GateDecision, Played, compare
+from understudy.ports import CANARY_BESIDE_CONTROL
 from understudy.testing.samples import random_rows
 
 Attack = Literal["reward_lies", "extreme_observations", "thrown_games", "sock_puppets"]
@@ -122,6 +123,8 @@ class Trial:
     """The candidate's share of the episodes; None: it grows as the gate lets it."""
     level: float = 0.4
     """How well the champion plays."""
+    control_gain: float | None = None
+    """How much better than the champion the control is; None: there is none."""
     n_episodes: int = 2_000
     """Episodes of both bots together, in which the candidate must be decided."""
 
@@ -138,7 +141,39 @@ class Trial:
         """The gate's decision about the candidate after one such trial."""
         bounds = bounds or Bounds()
         candidate, champion, earlier = self.episodes(rng, bounds)
-        return compare(candidate, champion, bounds, earlier=earlier)
+        if self.control_gain is None:
+            return compare(candidate, champion, bounds, earlier=earlier)
+        beside, control = self.beside_control(rng, bounds)
+        return compare([*candidate, *beside], champion, bounds, control=control, earlier=earlier)
+
+    def beside_control(
+        self, rng: np.random.Generator, bounds: Bounds
+    ) -> tuple[list[Played], list[Played]]:
+        """Episodes of the candidate and of the control, drawn among those of the trial."""
+        share = bounds.control_share_beside(self.share or bounds.max_share)
+        draws_share = share / (1 - CANARY_BESIDE_CONTROL)
+        # Of all episodes, `n_episodes` are drawn between candidate and champion.
+        is_drawn = rng.random(self.n_episodes) < draws_share / (1 - draws_share)
+        started = np.nonzero(is_drawn)[0] + 0.5
+        time = started / self.n_episodes
+        player = rng.integers(self.n_players, size=len(started))
+        skill = np.linspace(-1, 1, self.n_players)[player] if self.n_players > 1 else 0 * time
+        is_candidate = rng.random(len(started)) < CANARY_BESIDE_CONTROL
+        control_level = self.level + (self.control_gain or 0.0)
+        returns = np.where(
+            is_candidate,
+            self.game(rng, self.level + self.gain, time, skill),
+            self.game(rng, control_level, time, skill),
+        )
+        played: tuple[list[Played], list[Played]] = ([], [])
+        for start, who, return_, own in zip(
+            started.tolist(), player.tolist(), returns.tolist(), is_candidate.tolist(), strict=True
+        ):
+            propensity = CANARY_BESIDE_CONTROL if own else 1 - CANARY_BESIDE_CONTROL
+            played[0 if own else 1].append(
+                Played(int(start), start, return_, f"player-{who}", 0, propensity)
+            )
+        return played
 
     def episodes(
         self, rng: np.random.Generator, bounds: Bounds | None = None
