@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def test_a_log_is_bounded_while_the_sender_does_not_run(tmp_path, call):
 
 
 def test_a_decision_logged_right_after_the_sender_looked_is_due_again(tmp_path):
-    class Late(list):
+    class Late(list[Any]):
         def append(self, entry):
             game.flush(0.0)  # between the check and the append
             super().append(entry)
@@ -131,7 +132,7 @@ def test_a_decision_logged_right_after_the_sender_looked_is_due_again(tmp_path):
 
 
 def test_a_call_that_arrives_after_another_thread_ended_the_episode_changes_nothing(tmp_path):
-    class Late(list):
+    class Late(list[Any]):
         def append(self, entry):
             if not ep._over:
                 ep.end(obs(9))
@@ -140,7 +141,7 @@ def test_a_call_that_arrives_after_another_thread_ended_the_episode_changes_noth
             super().append(entry)
 
     link = MemoryLink()
-    following = []
+    following: list[Any] = []
     with client(link, tmp_path) as game:
         ep = game.episode("anna")
         ep._log = Late()
@@ -191,8 +192,9 @@ def test_logged_rewards_keep_a_sum_within_the_bound(tmp_path):
         for reward in (1e6, 1, np.float32(2), np.float64(3)):
             ep.reward(reward)
         ep.acted(obs(1), 0)
-        for reward in (0.5, 1, np.float32(2), np.float64(3), True, np.int64(4)):
-            ep.reward(reward)
+        more: tuple[Any, ...] = (0.5, 1, np.float32(2), np.float64(3), True, np.int64(4))
+        for one in more:
+            ep.reward(one)
         ep.end()
         assert game.stats().bad_inputs == 0
     assert [reward for _, _, reward in steps_of(link)] == [np.float32(MAX_NUMBER), 11.5]

@@ -42,8 +42,8 @@ def test_the_steps_to_the_next_candidate_are_known():
     assert missing(usable_steps=120) == 880
     assert missing(usable_steps=1_000) == 0
     released = {"released_steps": 1_000, "released_updates": 2_048, "updates": 2_048}
-    assert missing(usable_steps=1_500, steps=1_500, **released) == 500
-    assert missing(usable_steps=1_500, steps=1_500, has_canary=True, **released) == 2_500
+    assert missing(usable_steps=1_200, steps=1_200, **released) == 300
+    assert missing(usable_steps=1_200, steps=1_200, has_canary=True, **released) == 1_050
     assert missing(algorithm="dqn", usable_steps=500, steps=500) == 1_500
 
 
@@ -69,9 +69,9 @@ def test_a_game_with_a_champion_and_enough_steps_is_improved_and_others_are_clon
 
 
 @pytest.mark.parametrize(
-    ("name", "updates", "beside_canary"), [("bc", 2_048, 8_000), ("iql", 5_120, 4_000)]
+    ("name", "updates", "beside_canary"), [("bc", 2_048, 4_500), ("iql", 5_120, 3_000)]
 )
-def test_a_training_begins_anew_with_twice_the_steps_and_a_clone_beside_a_canary_with_four_times(
+def test_a_training_begins_anew_when_the_steps_have_grown_and_later_beside_a_canary(
     name: str, updates: int, beside_canary: int
 ):
     later = replace(
@@ -83,13 +83,17 @@ def test_a_training_begins_anew_with_twice_the_steps_and_a_clone_beside_a_canary
         released_updates=updates,
         updates=updates,
     )
-    assert action(later, steps=3_999) == "wait"
-    assert action(later, steps=4_000) == "train"
+    assert action(later, steps=2_999) == "wait"
+    assert action(later, steps=3_000) == "train"
     assert action(later, steps=beside_canary - 1, has_canary=True) == "wait"
     assert action(later, steps=beside_canary, has_canary=True) == "train"
     promising = replace(later, has_canary=True, canary_evidence=0.5)
-    assert action(promising, steps=7_999) == "wait"
-    assert action(promising, steps=8_000) == "train"
+    assert action(promising, steps=4_499) == "wait"
+    assert action(promising, steps=4_500) == "train"
+    untried = replace(later, has_canary=True, may_judge_canary=False)
+    assert action(untried, steps=10_124) == "wait"
+    assert action(untried, steps=10_125) == "train"
+    assert action(replace(untried, has_canary=False), steps=3_000) == "train"
     begun = replace(later, steps=4_000, released_updates=0)
     assert action(begun, updates=0) == "train"
     assert action(begun, updates=updates - 1) == "train"
@@ -123,8 +127,8 @@ def test_a_full_replay_does_not_end_the_learning():
         released_updates=2_048,
         updates=2_048,
     )
-    assert action(full, steps=15_999) == "wait"
-    assert action(full, steps=16_000) == "train"
+    assert action(full, steps=11_999) == "wait"
+    assert action(full, steps=12_000) == "train"
 
 
 def test_a_candidate_needs_updates_and_new_steps_and_no_canary_before_it():

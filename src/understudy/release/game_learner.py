@@ -195,6 +195,8 @@ class GameLearner:
             has_champion=champion > 0,
             has_canary=now.model_of("canary", spec.schema) > 0,
             canary_evidence=context.keeper.evidence(self.game, spec.schema),
+            may_judge_canary=self._canary_episodes(now, spec.schema)
+            >= context.config.bounds.min_episodes,
             usable_steps=training.engine.n_usable,
             steps=training.steps,
             updates=training.updates,
@@ -516,6 +518,13 @@ class GameLearner:
         noise = DEFAULT_NOISE if last is None else last.noise
         return measured(noise, stats.newest_people(schema), stats.skilled(model)[1])
 
+    def _canary_episodes(self, now: Catalogue, schema: str) -> int:
+        """Episodes that the canary of a schema has played; 0 without one."""
+        canary = now.pointer("canary", schema)
+        if canary is None or not canary.model_no:
+            return 0
+        return len(self._returns(model_name(self.game, canary.model_no), canary.at_s))
+
     def _returns(self, model: str, since_s: float) -> list[Played]:
         return self._context.store_stats.returns(model, since_s=since_s)
 
@@ -579,9 +588,7 @@ class GameLearner:
             "champion": now.model_of("champion"),
             "canary": canary,
             "canary_evidence": context.keeper.evidence(self.game, spec.schema) if spec else 0.0,
-            "canary_episodes": len(self._returns(model_name(self.game, canary), on_trial.at_s))
-            if on_trial and canary
-            else 0,
+            "canary_episodes": self._canary_episodes(now, spec.schema) if spec else 0,
             "control": control.model_no if control else 0,
             **(context.store_stats.progress(self.game, spec.schema) if spec else {}),
             "skills": self._skills(now, spec.schema) if spec else {},

@@ -1,9 +1,9 @@
 """The schedule of a game's bots: the first is cloned from people, later ones must pass the gate.
 
     1,000 steps of people ─► bc ─► first bot
-    twice as many ─► bc from new weights ─► candidate ─► gate, and so on
+    1.5 times as many ─► bc from new weights ─► candidate ─► gate, and so on
     20,000 steps of people and bots ─► iql from new weights ─► candidate ─► gate
-    twice as many ─► iql from new weights ─► candidate ─► gate, and so on
+    1.5 times as many ─► iql from new weights ─► candidate ─► gate, and so on
 
 In games with few discrete actions and neither grids nor images, bc is trained beside iql, and the
 candidate is the one of both that recorded steps rank first (`release/candidate_ranking.py`).
@@ -101,6 +101,8 @@ class LearnerStatus:
     has_canary: bool
     canary_evidence: float = 0.0
     """How far the canary has come on the way to a proof that it is better: 1 is the proof."""
+    may_judge_canary: bool = True
+    """Whether the canary has played as many episodes as a decision needs."""
     usable_steps: int = 0
     """Steps available to learn from now; for bc only those of people."""
     steps: int = 0
@@ -144,7 +146,9 @@ def _next_restart(status: LearnerStatus, schedule: LearningSchedule) -> Next:
 
     While a canary is compared with the champion, the steps must grow by `growth` squared for a
     clone: a comparison takes many episodes, and clones improve little. iql improves so much with
-    more steps that its next candidate takes the canary's place, unless the canary is promising.
+    more steps that its next candidate takes the canary's place, unless the canary is promising. A
+    canary that cannot be judged yet keeps its place until the steps have grown by `growth` to the
+    fourth: where episodes are long, none would ever be judged otherwise.
     """
     is_bc = status.algorithm == "bc"
     what = "clone" if is_bc else "candidate of iql"
@@ -155,7 +159,10 @@ def _next_restart(status: LearnerStatus, schedule: LearningSchedule) -> Next:
         # Includes steps that have left a full replay.
         steps = status.steps
         waits = status.has_canary and (is_bc or status.canary_evidence >= _PROMISING)
-        factor = schedule.growth ** (2 if waits else 1)
+        power = 2 if waits else 1
+        if status.has_canary and not status.may_judge_canary:
+            power = 4
+        factor = schedule.growth**power
         due_steps = max(status.released_steps + 1, math.ceil(status.released_steps * factor))
     if steps < due_steps:
         why = f"{steps} of {due_steps} {whose}, then a {what} is trained"
