@@ -156,6 +156,7 @@ def figures() -> str:
     ]
     parts += [_learning(learning[0]) if learning else NOT_LEARNED]
     parts += [_players(result) for result in _results("players.json")]
+    parts += [_offline_peers(result) for result in _results("offline-peers.json")]
     parts += [_learner(learner)] if learner else []
     return "\n\n".join(parts)
 
@@ -329,6 +330,33 @@ def _players(result: dict[str, Any]) -> str:
 def _champion(row: dict[str, Any]) -> str:
     place = "none" if row["champion"] is None else f"{row['champion']['on_scale']:.2f}"
     return f"{place} **missed**" if row["missed"] else place
+
+
+def _offline_peers(result: dict[str, Any]) -> str:
+    """A line for each game: mean returns of our algorithms and of d3rlpy's."""
+    games: dict[str, dict[str, list[float]]] = {}
+    for row in result["rows"]:
+        games.setdefault(row["game"], {}).setdefault(row["algorithm"], []).append(row["on_scale"])
+    days, commits = (
+        ", ".join(sorted({row[key][:size] for row in result["rows"]})) for key, size in _ORIGIN
+    )
+    lines = [
+        f"Recorded play beside d3rlpy (`bench/offline_peers.py returns`, {days}, at {commits};",
+        "30,000 steps of people, three minutes on one core each; average person = 0, best person =",
+        "1; means of two or three seeds; `released` is what the service would release):",
+        "",
+        "| game | released | our bc | our iql | d3rlpy |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for game, by_algorithm in games.items():
+        means = {name: statistics.mean(places) for name, places in by_algorithm.items()}
+        ours = [means.pop(name) for name in ("released", "bc", "iql")]
+        peers = ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
+        places = [f"{mean:.2f}" for mean in ours]
+        if ours[0] < max(means.values()):
+            places[0] += " **missed**"
+        lines.append(f"| {game} | {' | '.join(places)} | {peers} |")
+    return "\n".join(lines)
 
 
 def _learner(results: list[dict[str, Any]]) -> str:
