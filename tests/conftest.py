@@ -1,3 +1,4 @@
+import gc
 import os
 import sys
 import tempfile
@@ -39,6 +40,8 @@ def pytest_collection_finish() -> None:
 
     The folder is not that of other processes: tests kill these, also while they write an entry.
     """
+    # Thousands of tests and the modules they import stay to the end: no collection visits them.
+    gc.freeze()
     jax = sys.modules.get("jax")
     if jax is not None:
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))

@@ -1,5 +1,7 @@
 """The commands as a new user types them; in separate processes where that matters."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -31,11 +33,19 @@ def signals() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def understudy(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def understudy(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command in a process of its own."""
     command = [sys.executable, "-m", "understudy.cli.main", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def understudy_here(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command in this process, where the start of another would be most of its time."""
+    out = io.StringIO()
+    errors = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = run_command(arguments)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), errors.getvalue())
 
 
 def last_object(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
@@ -69,33 +79,37 @@ def test_verify_confirms_what_simulate_recorded(folder: str) -> None:
 
 
 def test_forget_fails_without_the_key(folder: str) -> None:
-    done = understudy("data", "forget", "nobody", "--data", folder, "--json")
+    done = understudy_here("data", "forget", "nobody", "--data", folder, "--json")
     assert (done.returncode, last_object(done)["models"], last_object(done)["chunks"]) == (0, [], 0)
     (Path(folder) / "key").rename(Path(folder) / "key.away")
     try:
-        done = understudy("data", "forget", "nobody", "--data", folder)
+        done = understudy_here("data", "forget", "nobody", "--data", folder)
     finally:
         (Path(folder) / "key.away").rename(Path(folder) / "key")
     assert done.returncode == 2, done.stderr
     assert "has no key, so no player can be found by name" in done.stderr
 
 
-def test_the_data_folder_may_come_from_the_environment(folder: str) -> None:
-    fields = last_object(understudy("data", "stats", "--json", UNDERSTUDY_DATA=folder))
+def test_the_data_folder_may_come_from_the_environment(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setenv("UNDERSTUDY_DATA", folder)
+        fields = last_object(understudy_here("data", "stats", "--json"))
     assert fields["games"] == {"CartPole-v1": fields["steps"]}
     assert fields["sessions"] == 3
-    assert "steps in" in understudy("data", "stats", "--data", folder).stdout
+    assert "steps in" in understudy_here("data", "stats", "--data", folder).stdout
 
 
 def test_sessions_are_listed(folder: str) -> None:
-    rows = last_object(understudy("data", "sessions", "--data", folder, "--json"))["sessions"]
+    rows = last_object(understudy_here("data", "sessions", "--data", folder, "--json"))["sessions"]
     assert len(rows) == 3
     assert all(row["closed"] and not row["missing"] for row in rows)
-    assert understudy("data", "sessions", "--data", folder, "--game", "other").returncode == 2
+    assert understudy_here("data", "sessions", "--data", folder, "--game", "other").returncode == 2
 
 
 def test_doctor_and_version_report_the_installation(folder: str) -> None:
-    done = understudy("doctor", "--data", folder, "--json")
+    done = understudy_here("doctor", "--data", folder, "--json")
     assert done.returncode == 0, done.stdout
     assert {check["name"] for check in last_object(done)["checks"]} >= {
         "python",
@@ -103,7 +117,7 @@ def test_doctor_and_version_report_the_installation(folder: str) -> None:
         "store",
         "spool",
     }
-    versions = last_object(understudy("version", "--json"))
+    versions = last_object(understudy_here("version", "--json"))
     assert versions["frame"] == 1
     assert understudy("--version").stdout == f"understudy {versions['understudy']}\n"
 
@@ -118,7 +132,7 @@ def test_a_lost_key_is_named_in_one_line_and_by_the_doctor(folder: str, tmp_path
     assert done.returncode == 3
     assert "key" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
-    checked = understudy("doctor", "--data", str(data), "--json")
+    checked = understudy_here("doctor", "--data", str(data), "--json")
     assert checked.returncode == 1
     assert "key" in {
         check["name"] for check in last_object(checked)["checks"] if check["colour"] == "red"
@@ -193,15 +207,15 @@ def test_damage_in_the_streams_last_entry_is_reported_by_every_command(
     log.write_bytes(bytes(raw))
 
     def red() -> dict[str, str]:
-        checks = last_object(understudy("doctor", "--data", str(data), "--json"))["checks"]
+        checks = last_object(understudy_here("doctor", "--data", str(data), "--json"))["checks"]
         return {check["name"]: check["result"] for check in checks if check["colour"] == "red"}
 
     assert red()["stream"].startswith(f"1 damaged entry: {log.parent.name}/{log.name}, bytes 0")
-    verified = understudy("data", "verify", "--data", str(data), "--json")
+    verified = understudy_here("data", "verify", "--data", str(data), "--json")
     assert verified.returncode == 1
     assert "acknowledged frames of the stream are lost" in last_object(verified)["corrupt"][0]
     assert "1 entry of the stream was damaged" in red()["lost frames"]
-    status = last_object(understudy("status", "--data", str(data), "--json"))
+    status = last_object(understudy_here("status", "--data", str(data), "--json"))
     assert status["quarantined"] == {"damaged_stream": 1}
     assert any("acknowledged frames are lost" in advice for advice in status["next"])
 
@@ -298,7 +312,7 @@ def test_ctrl_c_leaves_no_process_and_nothing_half_done(tmp_path: Path) -> None:
     process.communicate(timeout=60)
     assert process.returncode == 130
     wait_for(lambda: not processes_of(tmp_path))
-    assert understudy("data", "verify", "--data", str(tmp_path), "--json").returncode == 0
+    assert understudy_here("data", "verify", "--data", str(tmp_path), "--json").returncode == 0
 
 
 def test_ingest_drains_and_exits_on_sigterm(tmp_path: Path) -> None:
@@ -324,7 +338,7 @@ def test_ingest_drains_and_exits_on_sigterm(tmp_path: Path) -> None:
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert json.loads(out.splitlines()[-1])["steps"] > 0
-    again = understudy("ingest", "--until-empty", "--data", str(tmp_path), "--json")
+    again = understudy_here("ingest", "--until-empty", "--data", str(tmp_path), "--json")
     assert last_object(again)["steps"] == 0
 
 

@@ -1,7 +1,10 @@
 """Real processes: our command line, and children that report lines of JSON."""
 
+import contextlib
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import understudy as package
+from understudy.cli.root import run
 from understudy.platform.children import Child
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +50,19 @@ def understudy(*arguments: str | Path, timeout_s: float = 120.0) -> Answer:
     )
     lines = done.stdout.strip().splitlines()
     return Answer(done.returncode, json.loads(lines[-1]) if lines else {}, done.stderr)
+
+
+def understudy_here(*arguments: str | Path) -> Answer:
+    """Run our command line with `--json` in this process, where its start would be most of it."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    out = io.StringIO()
+    errors = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = run([*(str(one) for one in arguments), "--json"])
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    lines = out.getvalue().strip().splitlines()
+    return Answer(code, json.loads(lines[-1]) if lines else {}, errors.getvalue())
 
 
 def start(module: str, settings: object) -> Child:

@@ -1,6 +1,7 @@
 """NaN, infinities and 1e30 in a training: it finishes with finite weights and names bad chunks."""
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -311,6 +312,7 @@ def test_without_the_guard_the_same_numbers_reach_the_weights(
         return call
 
     monkeypatch.setattr(learner_module, "_guarded", unguarded)
+    monkeypatch.setattr(learner_module, "_programs", deque())  # no guarded program is reused
     with pytest.raises(
         LearningFailed, match="not finite"
     ):  # seen when published, or after three restores

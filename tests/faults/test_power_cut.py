@@ -20,7 +20,7 @@ import pytest
 
 from tests.card import Card
 from tests.faults.power_cut import Disk
-from tests.faults.processes import Answer, environment, start, understudy, wait_until
+from tests.faults.processes import Answer, environment, start, understudy_here, wait_until
 from tests.faults.profiles import sizes
 from tests.faults.writer import WriterSettings
 from understudy.backends.data import DataFolder
@@ -216,7 +216,9 @@ class Machine:
         if (self.outside / "ledger").exists():
             shutil.copytree(self.outside / "ledger", copy.ledger)
         answer = (
-            understudy("data", "verify", "--data", copy.root) if any(copy.root.iterdir()) else None
+            understudy_here("data", "verify", "--data", copy.root)
+            if any(copy.root.iterdir())
+            else None
         )
         found = [] if answer is None else list(_complaints(answer))
         if answer is not None and answer.fields.get("quarantined_chunks"):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.card import Card
 from tests.faults import sabotage
-from tests.faults.processes import understudy
+from tests.faults.processes import understudy, understudy_here
 from tests.faults.profiles import sizes
 from tests.faults.recording import playing
 from understudy.backends.data import DataFolder
@@ -74,7 +74,7 @@ def test_an_undamaged_folder_exits_0(data: DataFolder) -> None:
 
 def test_without_a_ledger_it_exits_2_and_still_audits(data: DataFolder) -> None:
     shutil.rmtree(data.ledger)
-    answer = understudy("data", "verify", "--data", data.root)
+    answer = understudy_here("data", "verify", "--data", data.root)
     assert answer.code == 2, answer
     assert answer.fields["steps"] == 320
     assert answer.fields["ledger_chunks"] == 0
@@ -83,13 +83,13 @@ def test_without_a_ledger_it_exits_2_and_still_audits(data: DataFolder) -> None:
 def test_without_a_ledger_damage_still_exits_1(data: DataFolder) -> None:
     shutil.rmtree(data.ledger)
     sabotage.flip_in_a_body(data)
-    assert understudy("data", "verify", "--data", data.root).code == 1
+    assert understudy_here("data", "verify", "--data", data.root).code == 1
 
 
 @pytest.mark.parametrize("damage", SABOTAGES, ids=lambda damage: damage.__name__)
 def test_damage_exits_1(data: DataFolder, damage: Callable[[DataFolder], None], card: Card) -> None:
     damage(data)
-    answer = understudy("data", "verify", "--data", data.root)
+    answer = understudy_here("data", "verify", "--data", data.root)
     card.line("verify sabotaged", tried=1, held=int(answer.code == 1), note=damage.__name__)
     assert answer.code == 1, answer
     assert not answer.fields["ok"]
@@ -100,7 +100,7 @@ def test_a_flipped_byte_anywhere_is_caught_or_changes_nothing(
     recorded: Path, tmp_path: Path, flips: int, seed: int, card: Card
 ) -> None:
     rng = random.Random(seed)
-    fine = understudy(
+    fine = understudy_here(
         "data", "verify", "--data", shutil.copytree(recorded, tmp_path / "fine")
     ).fields
     caught = harmless = 0
@@ -110,7 +110,7 @@ def test_a_flipped_byte_anywhere_is_caught_or_changes_nothing(
         path = rng.choice(files)
         at = rng.randrange(path.stat().st_size)
         sabotage.flip(path, at)
-        answer = understudy("data", "verify", "--data", data.root)
+        answer = understudy_here("data", "verify", "--data", data.root)
         if answer.code == 1 and answer.fields:
             caught += 1
         else:

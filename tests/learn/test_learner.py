@@ -339,6 +339,16 @@ def test_a_checkpoint_of_other_settings_is_rejected():
         other.restore(arrays, facts, lambda _: iter(()))
 
 
+def test_learners_of_equal_algorithms_share_one_program_and_others_do_not():
+    def program(**settings: Any) -> Any:
+        return Learner(Dqn(GAME, DqnConfig(**settings)), DqnKnobs(), root_seed=0)._call
+
+    assert program(widths=(8,)) is program(widths=(8,))
+    assert program(widths=(8,)) is not program(widths=(9,))
+    assert program(discount=1.0) is not program(discount=1), "the text differs"
+    assert program(double=True) is not program(double=False)
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("updates_per_call", 0), ("max_lag_versions", -1), ("max_skips", 0)]
 )

@@ -9,6 +9,7 @@ the replay.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
@@ -129,7 +130,7 @@ class Learner:
         else:
             self.source = RolloutQueue(algorithm.game, needs)
         self.state = algorithm.init(jax.random.PRNGKey(root_seed), start)
-        self._call: Callable[..., Any] = jax.jit(_guarded(algorithm), donate_argnums=0)
+        self._call = _compiled(algorithm)
         self._is_compiled = False
 
     def insert(self, chunk: Chunk, *, is_own: bool = True) -> int:
@@ -291,6 +292,25 @@ def _means(numbers: Mapping[str, Any]) -> dict[str, float]:
         name: (array := np.asarray(values))[np.isfinite(array)] for name, values in numbers.items()
     }
     return {name: float(np.mean(values)) for name, values in finite.items() if values.size}
+
+
+_programs: deque[tuple[Algorithm, str, Callable[..., Any]]] = deque(maxlen=16)
+"""The last algorithms of this process, with their text and their program."""
+
+
+def _compiled(algorithm: Algorithm) -> Callable[..., Any]:
+    """The program of `_guarded`, traced and compiled once for learners of equal algorithms.
+
+    An algorithm's methods are pure, so its fields determine the program. The text is compared too:
+    mappings of another order and numbers of another type are equal, but not compiled alike.
+    """
+    text = repr(algorithm)
+    for known, known_text, program in tuple(_programs):
+        if type(known) is type(algorithm) and known_text == text and known == algorithm:
+            return program
+    program = jax.jit(_guarded(algorithm), donate_argnums=0)
+    _programs.append((algorithm, text, program))
+    return program
 
 
 def _guarded(algorithm: Algorithm) -> Callable[..., Any]:
