@@ -216,34 +216,28 @@ def test_a_quick_run_writes_a_result_and_repeats_its_figures(tmp_path: Path) -> 
 # --- The loop -------------------------------------------------------------------------------------
 
 
-SMALL_LEARNER = LearnerSection(
-    iql_updates=1_536,
-    ranking_updates=512,
-    settings=("bc.widths = [64, 64]", "iql.widths = [64, 64]"),
-)
+SMALL = ("bc.widths = [64, 64]", "iql.widths = [64, 64]")
 
 
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize(
     ("name", "learner"),
     [
-        # Small networks and a third of the updates, which take most of the minutes.
-        pytest.param("poker", SMALL_LEARNER, id="poker"),
+        # Small networks and fewer updates of iql, which take most of the minutes; in CartPole, a
+        # clone wins.
+        pytest.param(
+            "poker",
+            LearnerSection(iql_updates=1_536, ranking_updates=512, settings=SMALL),
+            id="poker",
+        ),
+        pytest.param(
+            "cartpole",
+            LearnerSection(iql_updates=512, ranking_updates=0, settings=SMALL),
+            id="cartpole",
+        ),
         pytest.param("poker", LearnerSection(), id="poker, full", marks=pytest.mark.slow),
         pytest.param("cartpole", LearnerSection(), id="cartpole, full", marks=pytest.mark.slow),
-        pytest.param(
-            "vault",
-            LearnerSection(),
-            id="vault, full",
-            marks=[
-                pytest.mark.slow,
-                pytest.mark.xfail(
-                    reason="the champion is at the average person's return, 0.03 with this seed: "
-                    "sometimes above the goal and sometimes below",
-                    strict=False,
-                ),
-            ],
-        ),
+        pytest.param("vault", LearnerSection(), id="vault, full", marks=pytest.mark.slow),
     ],
 )
 def test_people_play_through_a_platform_and_its_champion_is_measured(
