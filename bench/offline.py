@@ -57,7 +57,7 @@ from understudy.core.names import new_session  # noqa: E402
 from understudy.experience.chunk import By, Chunk, ChunkMeta, EpisodeNote, RowKind  # noqa: E402
 from understudy.experience.game import GameSpec  # noqa: E402
 from understudy.learn.centre import find_centre  # noqa: E402
-from understudy.learn.held_out import useful_symmetry  # noqa: E402
+from understudy.learn.held_out import symmetry_choice  # noqa: E402
 from understudy.learn.learner import Learner  # noqa: E402
 from understudy.learn.ranking import Choices, Estimate, RankingConfig, estimates  # noqa: E402
 from understudy.learn.replay import ReplaySource  # noqa: E402
@@ -240,7 +240,7 @@ def with_view(spec: GameSpec, settings: RunSettings, steps: Batch) -> RunSetting
     found = "" if symmetry else find_symmetry(spec, centre, first)
     if found:
         n_learned = len(steps.action) * 4 // 5
-        symmetry = useful_symmetry(
+        choice = symmetry_choice(
             spec,
             centre=centre,
             symmetry=found,
@@ -249,6 +249,9 @@ def with_view(spec: GameSpec, settings: RunSettings, steps: Batch) -> RunSetting
             temperature=LearningSchedule().temperature,
             stack=config.stack,
         )
+        while choice.step():
+            pass
+        symmetry = choice.best().symmetry
     return dataclasses.replace(
         settings, config=dataclasses.replace(config, centre=centre, symmetry=symmetry)
     )

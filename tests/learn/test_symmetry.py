@@ -27,7 +27,7 @@ from understudy.experience.spaces import Box
 from understudy.learn.algorithms.bc import Bc, BcConfig
 from understudy.learn.algorithms.iql import Iql, IqlConfig
 from understudy.learn.centre import find_centre, moves_of
-from understudy.learn.held_out import best_config
+from understudy.learn.held_out import Choice
 from understudy.learn.symmetry import Symmetry, find_symmetry
 
 BOTH = "rows 1,0,2,3,4; columns 0,1,3,2,4"
@@ -121,8 +121,12 @@ def test_held_out_steps_tell_which_images_help(choose: Any, best: str):
         BcConfig(centre="obs.grid 2", widths=(32,), batch=64, symmetry=symmetry)
         for symmetry in (f"{BOTH}; swap 2,3,0,1,4", BOTH, "")
     ]
-    chosen = best_config(SQUARE, configs, learned=learned, held_out=held_out, temperature=0.25)
-    assert chosen.symmetry == best
+    choice = Choice(SQUARE, configs, learned=learned, held_out=held_out, temperature=0.25)
+    seen = []
+    while choice.step():
+        seen.append(choice.progress)
+    assert list(dict.fromkeys(seen)) == ["clone 1 of 3", "clone 2 of 3", "clone 3 of 3"]
+    assert choice.best().symmetry == best
 
 
 def test_actions_without_an_opposite_have_no_image():

@@ -216,10 +216,12 @@ def test_a_grid_is_shown_from_the_cell_that_the_player_moves_also_after_a_restar
     schedule = replace(SCHEDULE, improve_with="bc", bc_updates=512)
     config = replace(CONFIG, schedule=schedule, settings={"bc": SMALL | {"batch": 128}})
     with role_of(made, config) as role:
-        for _ in range(4):
+        whys = set()
+        while not (updates := role.status()["games"]["walk"]["updates"]):
             role.step()
-        assert 0 < role.status()["games"]["walk"]["updates"] < schedule.bc_updates
-        updates = role.status()["games"]["walk"]["updates"]
+            whys.add(role.status()["games"]["walk"]["why"])
+        assert "trying whether mirror images of the steps help: clone 3 of 3" in whys
+        assert updates < schedule.bc_updates
     with role_of(made, config) as role:
         role.step()
         assert role.status()["games"]["walk"]["updates"] > updates, "it was not resumed"
@@ -230,6 +232,8 @@ def test_a_grid_is_shown_from_the_cell_that_the_player_moves_also_after_a_restar
     registry = made.registry()
     lineage = registry.catalogue("walk").models[1].lineage
     assert 'centre = "obs 1"' in lineage.config["settings"]
+    # Its people walk rows first, so rows and columns are not alike.
+    assert 'symmetry = "rows 1,0,2,3; columns 0,1,3,2"' in lineage.config["settings"]
     policy = registry.policy("walk", 1)
     assert any(isinstance(layer, Centre) for layer in policy.network.inputs["obs"].layers)
     goals = [(row, column) for row in range(5) for column in range(5) if (row, column) != (2, 2)]
@@ -250,6 +254,21 @@ def test_a_configured_centre_stays(quick_path: Path, centre: str, used: str):
         until_idle(role, WALK)
     lineage = made.registry().catalogue("walk").models[1].lineage
     assert f'centre = "{used}"' in lineage.config["settings"]
+
+
+@pytest.mark.parametrize(
+    ("symmetry", "used"),
+    [("none", "none"), ("rows 1,0,2,3", "rows 1,0,2,3"), ("rows 1,0,2", "rows 1,0,2,3; columns")],
+    ids=["none", "its own", "that of another game"],
+)
+def test_a_configured_symmetry_stays(quick_path: Path, symmetry: str, used: str):
+    made = recording(DataFolder(quick_path), WALK)
+    made.store(walks(300))
+    config = replace(CONFIG, settings={"bc": SMALL | {"symmetry": symmetry}})
+    with role_of(made, config) as role:
+        until_idle(role, WALK)
+    lineage = made.registry().catalogue("walk").models[1].lineage
+    assert f'symmetry = "{used}' in lineage.config["settings"]
 
 
 @pytest.mark.parametrize("centre", ["obs 9", "obs obs.x,obs.y"])

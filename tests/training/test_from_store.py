@@ -428,6 +428,14 @@ def test_of_long_chunks_no_more_than_a_fifth_and_a_chunk_is_held_out():
         assert {number for _, number in keys} == {n_chunks - 1}
 
 
+def test_where_last_chunks_are_short_whole_players_are_held_out():
+    steps = {(session_id(env), 0): 512 for env in range(6)}
+    steps |= {(session_id(env), 1): 8 for env in range(3)}
+    held_out = held_out_of({key: key[0].bytes for key in steps}, steps)
+    assert 0.2 <= sum(steps[key] for key in held_out) / sum(steps.values()) <= 1 / 3
+    assert all(key in held_out for key in steps if key[0] in {session for session, _ in held_out})
+
+
 def test_of_many_players_a_fifth_is_held_out():
     steps = {(session_id(env), number): N for env in range(20) for number in range(3)}
     players = {key: key[0].bytes for key in steps}

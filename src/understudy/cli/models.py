@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -129,6 +130,7 @@ def show(data_text: str | None, as_json: bool, model: str) -> int:
     history = [{"since_s": promotion.at_s, "why": promotion.why} for promotion in promotions]
     fields = {**manifest.to_json(), "model": manifest.name, "champion_since": history}
     fields["centre"] = _centres(policy)
+    fields["symmetry"] = _symmetry(manifest)
     del fields["golden"]
     out = results(as_json=as_json)
     lineage = fields["lineage"]
@@ -146,6 +148,8 @@ def show(data_text: str | None, as_json: bool, model: str) -> int:
         out.print(f"  first weights from {started_from}")
     for text in fields["centre"]:
         out.print(f"  sees {text}", soft_wrap=True, markup=False)
+    if fields["symmetry"]:
+        out.print(f"  learned from mirror images: {fields['symmetry']}", soft_wrap=True)
     for name, value in lineage["metrics"].items():
         out.print(f"  {name} {value:g}")
     for promotion in promotions:
@@ -153,6 +157,16 @@ def show(data_text: str | None, as_json: bool, model: str) -> int:
         text = f"champion since {since}: {promotion.why}"
         out.print(paragraph(text, width=out.width, indent="  "), soft_wrap=True, markup=False)
     return finish(fields, as_json=as_json)
+
+
+def _symmetry(manifest: Manifest) -> str:
+    """The mirror images that a model of the learner service has learned from; empty: none."""
+    try:
+        settings = tomllib.loads(str(manifest.lineage.config.get("settings", "")))
+    except tomllib.TOMLDecodeError:  # of another program
+        return ""
+    symmetry = settings.get("config", {}).get("symmetry", "")
+    return "" if symmetry == "none" else str(symmetry)
 
 
 def _centres(policy: Policy) -> list[str]:

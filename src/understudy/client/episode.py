@@ -289,7 +289,7 @@ class Episode:
                     chosen = action
                 else:
                     chosen = layout.pack_action(action)
-                if frames != 1:
+                if type(frames) is not int or frames != 1:
                     frames = check_frames(frames)
                 log.append((pack_obs(obs), chosen, BY[by], frames, monotonic()))
             except Exception:

@@ -70,6 +70,8 @@ _STAGED = 1
 _OPEN = 2
 _STEP = int(RowKind.STEP)
 _MAX_FLOAT = float(np.float32(MAX_NUMBER))
+_MAX_SUM = _MAX_FLOAT + 2.0**41
+"""Sums up to this are rounded to _MAX_FLOAT in float32."""
 _MAX_FRAMES = (1 << 16) - 1
 _MAX_T_MS = (1 << 32) - 1
 
@@ -484,7 +486,7 @@ class ChunkBuilder:
             raise Refused(
                 "bad_dtype", f"reward {str(reward)[:40]!r} is not a number; give a finite number"
             ) from None
-        if not -_MAX_FLOAT <= total <= _MAX_FLOAT:
+        if not -_MAX_SUM <= total <= _MAX_SUM:
             raise Refused(
                 "not_finite",
                 f"reward {reward!r} makes the step's reward NaN, or larger than {MAX_NUMBER:g}; "

@@ -306,11 +306,18 @@ def _compiled(algorithm: Algorithm) -> Callable[..., Any]:
     """
     text = repr(algorithm)
     for known, known_text, program in tuple(_programs):
-        if type(known) is type(algorithm) and known_text == text and known == algorithm:
+        if type(known) is type(algorithm) and known_text == text and _are_equal(known, algorithm):
             return program
     program = jax.jit(_guarded(algorithm), donate_argnums=0)
     _programs.append((algorithm, text, program))
     return program
+
+
+def _are_equal(known: Algorithm, algorithm: Algorithm) -> bool:
+    try:
+        return bool(known == algorithm)
+    except ValueError:  # of fields that are arrays
+        return False
 
 
 def _guarded(algorithm: Algorithm) -> Callable[..., Any]:

@@ -1,9 +1,9 @@
 """Mirror images of a grid game: a recorded step shows what to do in up to eight of them.
 
 Where north and south are alike, a step north around a wall also shows how to walk south around its
-mirror image. Which actions change places, the steps tell: those that move the player's cell in
-opposite directions. Whether a game is alike in this way, held-out steps of people tell: clones that
-learned from images, too, must predict them better.
+mirror image. The actions that change places are those that move the player's cell in opposite
+directions. Held-out steps of people show whether a game is alike in this way: clones that learn
+from images too must not predict them worse (`learn/held_out.py`).
 """
 
 import itertools
@@ -28,7 +28,7 @@ _STILL = 0.1
 """Actions that move the player's cell by less than this on average do not move it."""
 _MAX_DIFFERENCE = 0.25
 """How far a move may be from the image of another to be the same, in relation to the longer one."""
-_MIRROR = re.compile(r"(rows|columns|swap) (\d+(?:,\d+)*)")
+_MIRROR = re.compile(r"\s*(rows|columns|swap)\s+(\d+(?:\s*,\s*\d+)*)\s*")
 _FORM = (
     "give mirrors, and for each the action that takes the place of action 0, 1 and so on, such as "
     "'rows 1,0,2,3; columns 0,1,3,2', or 'none'; 'swap', rows with columns, needs a square grid"
@@ -105,18 +105,31 @@ def check_symmetry(symmetry: str) -> None:
         _orders_of(symmetry)
 
 
+def may_mirror(game: GameSpec, symmetry: str) -> bool:
+    """Whether a valid `symmetry` setting has the game's number of actions; true without mirrors."""
+    if symmetry in ("", "none"):
+        return True
+    n_actions = game.discrete.n if game.discrete is not None else 0
+    return all(len(order) == n_actions for order in _orders_of(symmetry).values())
+
+
 def _orders_of(symmetry: str) -> dict[str, tuple[int, ...]]:
     """For each mirror of a `symmetry` setting the image of each action."""
     orders: dict[str, tuple[int, ...]] = {}
-    for part in symmetry.split("; "):
-        found = _MIRROR.fullmatch(part)
-        order = tuple(map(int, found[2].split(","))) if found else ()
-        is_mirror = sorted(order) == list(range(len(order))) and all(
+    for part in symmetry.split(";"):
+        mirror = _MIRROR.fullmatch(part)
+        order = tuple(map(int, mirror[2].split(","))) if mirror else ()
+        is_valid = sorted(order) == list(range(len(order))) and all(
             order[other] == action for action, other in enumerate(order)
         )
-        if found is None or not is_mirror or found[1] in orders:
+        if mirror is None or not is_valid or mirror[1] in orders:
             raise ConfigError(f"symmetry is {symmetry[:80]!r}; {_FORM}")
-        orders[found[1]] = order
+        orders[mirror[1]] = order
+    if len({len(order) for order in orders.values()}) > 1:
+        raise ConfigError(
+            f"symmetry is {symmetry[:80]!r}; give an action for each action of the game, as many "
+            "for each mirror"
+        )
     return orders
 
 
@@ -150,10 +163,11 @@ class Symmetry:
         n_actions = self.game.discrete.n if self.game.discrete is not None else 0
         n_rows, n_columns = self._place.sides
         is_square = n_rows == n_columns or "swap" not in orders
-        if not is_square or any(len(order) != n_actions for order in orders.values()):
+        if not is_square or not may_mirror(self.game, self.symmetry):
             raise ConfigError(
-                f"symmetry is {self.symmetry!r}; {_FORM}; {self.game.game} has {n_actions} "
-                f"actions, and its grid {n_rows} x {n_columns} cells"
+                f"symmetry is {self.symmetry!r}, with {len(next(iter(orders.values())))} actions; "
+                f"{self.game.game} has {n_actions} actions, and its grid {n_rows} x {n_columns} "
+                f"cells; {_FORM}"
             )
         images = []
         choices = ((False, True)[: 1 + (name in orders)] for name in ("rows", "columns", "swap"))

@@ -25,7 +25,7 @@ from understudy.experience.chunk import CONSENTS
 from understudy.experience.skill import MAX_EXPLORE_SHARE
 from understudy.models.gate import MAX_MARGIN, Bounds
 from understudy.ports import MAX_CONTROL_SHARE
-from understudy.release.schedule import ALGORITHMS, LearningSchedule
+from understudy.release.schedule import ALGORITHMS, MAX_COUNT, MAX_FACTOR, LearningSchedule
 
 if TYPE_CHECKING:
     from understudy.serve.server import Listen
@@ -164,16 +164,19 @@ class LearnerSection:
     first_steps: int = setting(
         _SCHEDULE.first_steps,
         1,
+        MAX_COUNT,
         description="Steps recorded from people before the first bot is trained.",
     )
     bc_updates: int = setting(
         _SCHEDULE.bc_updates,
         1,
+        MAX_COUNT,
         description="Training updates of a clone (bc) before it is released.",
     )
     growth: float = setting(
         _SCHEDULE.growth,
         1.001,
+        MAX_FACTOR,
         description="Factor by which recorded steps must grow before the next training with bc or "
         "iql, from new weights.",
     )
@@ -186,28 +189,32 @@ class LearnerSection:
     improve_steps: int = setting(
         _SCHEDULE.improve_steps,
         1,
+        MAX_COUNT,
         description="Steps of people and bots from which on it replaces bc.",
     )
     iql_updates: int = setting(
         _SCHEDULE.iql_updates,
         1,
+        MAX_COUNT,
         description="Training updates of a candidate of iql before it is released.",
     )
     ranking_updates: int = setting(
         _SCHEDULE.ranking_updates,
         0,
+        MAX_COUNT,
         description="Updates by which candidates of bc and iql are ranked on recorded steps before "
         "one is released; 0: always the one of iql.",
     )
     dqn_updates: int = setting(
-        _SCHEDULE.dqn_updates, 1, description="Training updates of dqn between two candidates."
+        _SCHEDULE.dqn_updates, 1, MAX_COUNT, "Training updates of dqn between two candidates."
     )
     dqn_steps: int = setting(
-        _SCHEDULE.dqn_steps, 1, description="New recorded steps between two candidates of dqn."
+        _SCHEDULE.dqn_steps, 1, MAX_COUNT, "New recorded steps between two candidates of dqn."
     )
     updates_per_step: float = setting(
         _SCHEDULE.updates_per_step,
         1e-9,
+        MAX_FACTOR,
         description="Maximum training updates of dqn per recorded step.",
     )
     temperature: float = setting(
@@ -272,7 +279,7 @@ class GateSection:
         _BOUNDS.max_share,
         1e-6,
         0.5,
-        "The share to which that doubles, every 10 episodes of canary and champion.",
+        "The share to which that doubles, every 5 episodes of canary and champion.",
     )
     control_share: float = setting(
         _BOUNDS.control_share,

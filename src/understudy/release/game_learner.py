@@ -25,6 +25,7 @@ from understudy.core.plural import plural
 from understudy.core.wording import shortened
 from understudy.experience.game import GameSpec
 from understudy.experience.skill import DEFAULT_NOISE
+from understudy.learn.symmetry import may_mirror
 from understudy.models.calibration import calibrate, has_moved, is_due, measured
 from understudy.models.catalogue import Alias, Catalogue
 from understudy.models.gate import GateDecision, Played
@@ -206,6 +207,8 @@ class GameLearner:
         self._next = next_action(status, context.config.schedule)
         if self._next.action == "train":
             training.step(is_first=not champion)
+            if training.choosing:
+                self._next = replace(self._next, why=training.choosing)
             if context.clock.monotonic() - training.saved_s >= context.config.checkpoint_every_s:
                 training.save_if_moved()
         elif self._next.action == "release" and self._may_rank(training):
@@ -233,9 +236,10 @@ class GameLearner:
         overrides = dict(config.settings.get(algorithm, {}))
         grid = str(overrides.get("centre", "none")).partition(" ")[0]
         if grid not in ("", "none", *spec.obs_columns):
-            # Settings are those of all games, and this one has no such grid.
+            # Settings are those of all games, and this one has no such grid, or other actions.
             del overrides["centre"]
-            overrides.pop("symmetry", None)
+        if not may_mirror(spec, str(overrides.get("symmetry", ""))):
+            del overrides["symmetry"]
         preset = None
         if algorithm != "dqn":
             preset = f"{algorithm}-people"

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 import understudy
+from understudy.algorithm import Batch
 from understudy.backends.data import DataFolder
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Corrupt
@@ -20,8 +21,9 @@ from understudy.core.wording import joined
 from understudy.experience.chunk import CONSENTS
 from understudy.experience.game import GameSpec
 from understudy.experience.skill import MAX_EXPLORE_SHARE
+from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.centre import find_centre, may_have_centre
-from understudy.learn.held_out import useful_symmetry
+from understudy.learn.held_out import Choice, symmetry_choice
 from understudy.learn.learner import Learner
 from understudy.learn.symmetry import find_symmetry
 from understudy.learn.warm_start import warm_start
@@ -157,6 +159,8 @@ class GameTraining:
         has_network = getattr(settings.config, "network", None) is not None
         self._finds_centre = getattr(settings.config, "centre", None) == "" and not has_network
         self._finds_symmetry = getattr(settings.config, "symmetry", None) == "" and not has_network
+        self._choice: tuple[str, Choice] | None = None
+        """The player's cell that was found, and the choice among mirror images that goes on."""
         if checkpoint is not None and not checkpoint.facts.get("started_from"):
             self._start = None  # a later training, or one of an earlier version
         self._create_engine()
@@ -258,14 +262,17 @@ class GameTraining:
     def step(self, *, is_first: bool) -> None:
         """Run one compiled call of updates; bc and iql first restart after a release.
 
+        Before the first one, calls may be those of clones that choose among mirror images.
+
         `is_first`: some steps are held out, to compare the first bot of a schema with.
         """
         if self.marks.updates and self.algorithm != "dqn":
             self._restart()
         if not self.updates:
             self.marks = replace(self.marks, read_no=self._context.store_stats.read_no)
-        if not self.updates and (self._finds_centre or self._finds_symmetry):
-            self._find_view()
+        finds_view = self._finds_centre or self._finds_symmetry
+        if not self.updates and finds_view and not self._find_view():
+            return
         if is_first and not self.updates and not self.engine.has_held_out:
             self.engine.hold_out()
             self._save()
@@ -273,47 +280,87 @@ class GameTraining:
             self._save()  # so that there is a checkpoint to restore
         self._job.step()
 
-    def _find_view(self) -> None:
-        """Show the game's grid from the player's cell, and its mirror images, if the steps tell."""
-        if not may_have_centre(self.spec) or not self.engine.learner.may_step:
-            return
-        config = self.settings.config
-        steps = self.engine.learned_sample()
-        centre = find_centre(self.spec, steps) if self._finds_centre else config.centre
-        symmetry = config.symmetry
-        if self._finds_symmetry:
-            symmetry = self._useful_symmetry(centre, find_symmetry(self.spec, centre, steps))
-        is_new = (centre, symmetry) != (config.centre, config.symmetry)
-        if is_new or self.engine.has_held_out:
-            self._show(centre, symmetry)
-            self.engine.follow()  # reads also what was held out in order to choose
+    @property
+    def choosing(self) -> str:
+        """What the training tries before its first update, as text; empty: nothing."""
+        if self._choice is None:
+            return ""
+        return f"trying whether mirror images of the steps help: {self._choice[1].progress}"
 
-    def _useful_symmetry(self, centre: str, symmetry: str) -> str:
-        """The mirror images with which clones predict held-out steps as well as with the best."""
-        if not symmetry:
-            return ""
-        self.engine.hold_out()
-        held_out = self.engine.held_out()
-        if not held_out or not self.engine.learner.may_step:
-            return ""
-        return useful_symmetry(
-            self.spec,
-            centre=centre,
-            symmetry=symmetry,
-            learned=self.engine.learned_sample(_CHOICE_STEPS),
-            held_out=jax.tree.map(lambda *columns: np.concatenate(columns), *held_out),
-            temperature=self._context.config.schedule.temperature,
-            stack=self.settings.config.stack,
+    def _find_view(self) -> bool:
+        """Find the player's cell on the game's grid and the mirror images that help, in the steps.
+
+        False while clones are trained to choose among images, a compiled call at a time.
+        """
+        config = self.settings.config
+        if self._choice is not None:
+            centre, choice = self._choice
+            if choice.step():
+                return False
+            symmetry = choice.best().symmetry
+            self._choice = None
+        elif not may_have_centre(self.spec) or not self.engine.learner.may_step:
+            return True
+        else:
+            steps = self.engine.learned_sample()
+            centre = find_centre(self.spec, steps) if self._finds_centre else config.centre
+            symmetry = config.symmetry
+            if self._finds_symmetry:
+                symmetry = find_symmetry(self.spec, centre, steps)
+                choice_of = self._symmetry_choice(centre, symmetry) if symmetry else None
+                if choice_of is not None:
+                    self._choice = (centre, choice_of)
+                    return False
+                symmetry = ""
+        if (centre, symmetry) != (config.centre, config.symmetry):
+            self._show(centre, symmetry)
+            self.engine.follow()
+        return True
+
+    def _symmetry_choice(self, centre: str, symmetry: str) -> Choice | None:
+        """The choice among mirror images by clones of people; None if their steps are too few.
+
+        Bots' steps do not count: those of a bot that learned from images would speak for them.
+        """
+        context = self._context
+        stack = self.settings.config.stack
+        clone = Bc(self.spec, BcConfig(centre=centre, stack=stack))
+        config = replace(self.settings.learner_config(), limiter=None)
+        people = FromStore(
+            Learner(clone, BcKnobs(), root_seed=context.config.seed, config=config),
+            context.follower,
+            steps=1,
+            clock=context.clock,
+            on_event=lambda event: None,
+            learn_from=context.config.learn_from,
+            only_people=True,
         )
+        try:
+            people.follow()
+            people.hold_out()
+            held_out = people.held_out()
+            if not held_out or not people.learner.may_step:
+                return None
+            return symmetry_choice(
+                self.spec,
+                centre=centre,
+                symmetry=symmetry,
+                learned=people.learned_sample(_CHOICE_STEPS),
+                held_out=_some_of(held_out, _CHOICE_STEPS // 4),
+                temperature=context.config.schedule.temperature,
+                stack=stack,
+            )
+        finally:
+            people.close()
 
     def _show(self, centre: str, symmetry: str) -> None:
         """Replace the engine, which has not trained yet, by one with this centre and these images.
 
-        Without both if its network would be larger than a bot may be.
+        It stays as it is if the network would be larger than a bot may be.
         """
-        found = {"centre": centre} if self._finds_centre else {}
-        found |= {"symmetry": symmetry} if self._finds_symmetry else {}
-        settings = replace(self.settings, config=replace(self.settings.config, **found))
+        view = {"centre": centre} if self._finds_centre else {}
+        view |= {"symmetry": symmetry} if self._finds_symmetry else {}
+        settings = replace(self.settings, config=replace(self.settings.config, **view))
         if network_bytes(settings, self.spec) <= self._context.config.budget.max_bytes:
             self.settings = settings
         self.engine.close()
@@ -401,6 +448,15 @@ class GameTraining:
             self._metrics = dict(event.metrics)
         elif isinstance(event, Guarded):
             self._on_guarded(event)
+
+
+def _some_of(batches: Sequence[Batch], max_steps: int) -> Batch:
+    """Steps of several batches as one, evenly spread if there are more than these."""
+    batch: Batch = jax.tree.map(lambda *columns: np.concatenate(columns), *batches)
+    n_steps = len(batch.action)
+    rows = np.linspace(0, n_steps - 1, min(n_steps, max_steps)).astype(np.intp)
+    some: Batch = jax.tree.map(lambda column: column[rows], batch)
+    return some
 
 
 def network_bytes(settings: RunSettings, spec: GameSpec) -> int:

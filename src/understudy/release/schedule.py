@@ -23,6 +23,10 @@ ALGORITHMS = ("iql", "dqn", "bc")
 """The algorithms that a game may be improved with; with bc, it is only cloned."""
 
 
+MAX_FACTOR = 100
+"""The largest growth, temperature and number of updates per step."""
+MAX_COUNT = 10**12
+"""The largest number of steps or updates."""
 _PROMISING = 0.25
 """Evidence for a canary with which it is worth waiting for the rest of its comparison."""
 
@@ -69,8 +73,10 @@ class LearningSchedule:
             "dqn_updates",
             "dqn_steps",
         ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give a whole number from 1")
+            if not 1 <= getattr(self, name) <= MAX_COUNT:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}; give a whole number from 1 to {MAX_COUNT}"
+                )
         if self.ranking_updates < 0:
             raise ConfigError(
                 f"ranking_updates is {self.ranking_updates}; give a whole number from 0"
@@ -83,12 +89,12 @@ class LearningSchedule:
             raise ConfigError(
                 f"people_share is {self.people_share}; give a number from 0 to 1, such as 0.75"
             )
-        if self.growth <= 1 or self.updates_per_step <= 0 or not 0 < self.temperature <= 100:
-            raise ConfigError(
-                f"growth is {self.growth}, updates_per_step {self.updates_per_step} and "
-                f"temperature {self.temperature}; give a growth above 1, updates_per_step above 0 "
-                "and a temperature above 0 and at most 100"
-            )
+        for name, low in (("growth", 1), ("updates_per_step", 0), ("temperature", 0)):
+            number = getattr(self, name)
+            if not low < number <= MAX_FACTOR:
+                raise ConfigError(
+                    f"{name} is {number}; give a number above {low} and at most {MAX_FACTOR}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

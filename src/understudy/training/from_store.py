@@ -324,28 +324,33 @@ def held_out_of(players: Mapping[ChunkId, bytes], steps: Mapping[ChunkId, int]) 
     """The chunks to hold out, of chunks in order of arrival: about a fifth of the steps.
 
     With many players, or if each has a single chunk, these are all chunks of some players;
-    otherwise the last chunks of each in turn. Nothing is held out if that would be more than a
-    third of the steps.
+    otherwise the last chunks of each in turn, or of some players if that is more, such as where the
+    last chunks are short. Nothing is held out if that would be more than a third of the steps.
     """
     chunks: dict[bytes, list[ChunkId]] = {}
     for key, player in players.items():
         chunks.setdefault(player, []).append(key)
-    if len(chunks) >= MANY_PLAYERS or all(len(own) == 1 for own in chunks.values()):
-        groups = [chunks[player] for player in sorted(chunks)]  # hashes, in no order
-    else:
-        in_turn = itertools.zip_longest(*(reversed(own[1:]) for own in chunks.values()))
-        groups = [[key] for keys in in_turn for key in keys if key is not None]
     n_steps = sum(steps.values())
-    held_out: list[ChunkId] = []
-    n_held_out = 0
-    for group in groups:
-        if n_held_out >= HELD_OUT_SHARE * n_steps:
-            break
-        n_more = sum(steps[key] for key in group)
-        if n_held_out + n_more <= MAX_HELD_OUT_SHARE * n_steps:
-            held_out += group
-            n_held_out += n_more
-    return held_out
+
+    def first_of(groups: Sequence[Sequence[ChunkId]]) -> list[ChunkId]:
+        held_out: list[ChunkId] = []
+        n_held_out = 0
+        for group in groups:
+            n_more = sum(steps[key] for key in group)
+            if n_held_out >= HELD_OUT_SHARE * n_steps:
+                break
+            if n_held_out + n_more <= MAX_HELD_OUT_SHARE * n_steps:
+                held_out += group
+                n_held_out += n_more
+        return held_out
+
+    by_player = first_of([chunks[player] for player in sorted(chunks)])  # hashes, in no order
+    if len(chunks) >= MANY_PLAYERS:
+        return by_player
+    in_turn = itertools.zip_longest(*(reversed(own[1:]) for own in chunks.values()))
+    last = first_of([[key] for keys in in_turn for key in keys if key is not None])
+    is_enough = sum(steps[key] for key in last) >= HELD_OUT_SHARE / 2 * n_steps
+    return last if is_enough else max(last, by_player, key=lambda keys: sum(steps[k] for k in keys))
 
 
 def _draw(
