@@ -437,6 +437,28 @@ def test_after_a_forget_a_replacement_is_trained_at_once_and_passes_if_it_is_not
     )
 
 
+@pytest.mark.parametrize("config", [CLONES, CONFIG], ids=["bc", "dqn"])
+def test_after_a_forget_that_leaves_too_few_steps_the_replacement_waits_for_more(
+    made: Recording, config: LearnerServiceConfig
+):
+    made.play(person(0.5), 24, player=b"p" * 16)
+    steps = made.play(person(0.5), 2, max_steps=60)
+    with role_of(made, config) as role:
+        status = until_idle(role)
+        assert status["champion"] == 1
+        with made.open() as store:
+            store.forget(b"p" * 16)
+        if status["canary"]:
+            made.registry().withdraw("cart", why="dqn waits for the canary's decision")
+        status = until_idle(role)
+        assert status["forgotten"] == (
+            "cart/1 may contain what it learned from players who were forgotten since; a "
+            f"replacement waits for {1_000 - steps} more steps"
+        )
+        made.play(person(0.5), 12)
+        assert "is on trial" in until_idle(role)["forgotten"]
+
+
 @pytest.mark.parametrize("algorithm", ["iql", "dqn"])
 def test_after_a_forget_a_later_algorithm_trains_the_replacement(made: Recording, algorithm: str):
     made.play(person(0.5), 40, player=b"p" * 16)

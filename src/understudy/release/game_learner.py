@@ -32,7 +32,13 @@ from understudy.models.manifest import Lineage, model_name
 from understudy.nn.policy import Policy
 from understudy.release.candidate_ranking import MAX_STEPS, CandidateRanking, may_rank
 from understudy.release.game_training import GameTraining, ServiceContext, network_bytes
-from understudy.release.gatekeeper import Returns, held_out_play, is_replacement, learned_before
+from understudy.release.gatekeeper import (
+    Returns,
+    held_out_play,
+    is_replacement,
+    learned_before,
+    replacements,
+)
 from understudy.release.schedule import (
     LearnerStatus,
     Next,
@@ -440,12 +446,19 @@ class GameLearner:
         champion = now.model_of("champion", schema)
         if not champion or not (newest := learned_before(now, champion, forgotten)):
             return ""
-        replacement = max(
-            (number for number in now.models if is_replacement(now, number, forgotten)), default=0
-        )
+        replacement = max(replacements(now, schema, forgotten), default=0)
         name = model_name(self.game, replacement)
+        training = self._training
+        is_waiting = (
+            training is not None
+            and training.spec.schema == schema
+            and not training.marks.updates
+            and self._next.action == "wait"
+        )
         if not replacement or learned_before(now, replacement, [newest]):
             outcome = "a replacement is trained"
+            if is_waiting and (missing := self._next.missing_steps):
+                outcome = f"a replacement waits for {missing} more {plural(missing, 'step')}"
         elif now.model_of("canary", schema) == replacement:
             outcome = f"its replacement {name} is on trial"
         else:
