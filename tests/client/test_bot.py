@@ -479,6 +479,44 @@ def test_beside_a_canary_the_control_plays_its_share_also_after_a_restart(tmp_pa
         assert drawn["my-game/3", 0.25] == pytest.approx(7_000 / 4, abs=150)
 
 
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+@pytest.mark.parametrize(
+    ("damaged", "left"),
+    [
+        ("control", {("my-game/2", 0.75), ("my-game/3", 0.25)}),
+        ("canary", {("my-game/2", None)}),
+    ],
+)
+def test_a_canary_or_control_that_is_damaged_on_disk_leaves_the_others_and_is_fetched_again(
+    tmp_path, how, damaged, left
+):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(0))
+    platform.release(constant_policy(1))
+    platform.release(constant_policy(2), "canary", share=0.25, control=Control(1, 0.05))
+    bots = bots_of(platform.link, tmp_path)
+    bots.pick()
+    bots.step()
+    whole = drawn_by(bots, 999).keys()
+    live = bots._live
+    assert live is not None
+    sha256 = getattr(live, damaged).manifest.policy_sha256
+    (path,) = (tmp_path / "bots").rglob(f"{sha256}.safetensors")
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"no")
+    platform.link.is_down = True
+    again = bots_of(platform.link, tmp_path)
+    assert drawn_by(again, 999).keys() == left
+    assert again.refused_bots == 1
+    platform.link.is_down = False
+    again.step()
+    platform.link.is_down = True
+    for playing in (again, bots_of(platform.link, tmp_path)):
+        assert drawn_by(playing, 999).keys() == whole
+
+
 def test_a_control_that_cannot_be_fetched_does_not_delay_champion_and_canary(tmp_path):
     class Partial(MemoryLink):
         def policy(self, model_no):

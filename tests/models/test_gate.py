@@ -14,8 +14,10 @@ from understudy.models.gate import (
     Played,
     _range,
     compare,
+    compared_with_champion,
     decide_by_checks,
 )
+from understudy.ports import CANARY_BESIDE_CONTROL
 from understudy.testing.poisoning import (
     GAMES,
     Returns,
@@ -591,3 +593,13 @@ def test_a_replacement_exactly_at_the_margin_is_rarely_promoted_and_the_reason_s
     found = compare(*lower, BOUNDS, earlier=earlier, margin=0.1)
     assert found.decision == "reject"
     assert found.why.startswith("worse by more than 0.1 of the range, as a replacement ")
+
+
+def test_episodes_beside_the_control_and_ones_that_were_not_drawn_are_not_compared():
+    drawn = [Played(number, 0.0, 1.0, propensity=0.5) for number in range(3)]
+    others = [
+        Played(3, 0.0, 1.0, propensity=CANARY_BESIDE_CONTROL),
+        Played(4, 0.0, 1.0),
+        Played(5, 0.0, 1.0, propensity=0.01),
+    ]
+    assert compared_with_champion([*others, *drawn], Bounds()) == drawn

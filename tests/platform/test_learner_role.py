@@ -46,7 +46,7 @@ from understudy.nn.network import Centre
 from understudy.nn.policy import Policy
 from understudy.platform.children import FENCED, Child
 from understudy.platform.learner_process import LearnerRole
-from understudy.ports import Cursor
+from understudy.ports import CANARY_BESIDE_CONTROL, Cursor
 from understudy.release import game_learner, game_training
 from understudy.release.game_training import LearnerServiceConfig
 from understudy.release.model_check import check_model
@@ -114,7 +114,13 @@ def first_bot(made: Recording) -> dict[str, Any]:
         return until_idle(role)
 
 
-def in_turn(made: Recording, policies: dict[str, Policy], count: int) -> None:
+def in_turn(
+    made: Recording,
+    policies: dict[str, Policy],
+    count: int,
+    *,
+    propensity: float | None = 0.5,
+) -> None:
     """Store episodes of two bots in the order in which they were drawn, which was in turn."""
     played = {name: episodes(bot(policy), count, seed=count) for name, policy in policies.items()}
     sessions = {
@@ -122,7 +128,7 @@ def in_turn(made: Recording, policies: dict[str, Policy], count: int) -> None:
             played[name],
             new_session(START_S + count, name.encode().rjust(10)),
             model=name,
-            propensity=0.5,
+            propensity=propensity,
         )
         for name in policies
     }
@@ -450,6 +456,28 @@ def test_after_a_forget_a_replacement_is_trained_at_once_and_passes_if_it_is_not
     )
 
 
+@pytest.mark.parametrize("config", [CLONES, CONFIG], ids=["bc", "dqn"])
+def test_after_a_forget_that_leaves_too_few_steps_the_replacement_waits_for_more(
+    made: Recording, config: LearnerServiceConfig
+):
+    made.play(person(0.5), 24, player=b"p" * 16)
+    steps = made.play(person(0.5), 2, max_steps=60)
+    with role_of(made, config) as role:
+        status = until_idle(role)
+        assert status["champion"] == 1
+        with made.open() as store:
+            store.forget(b"p" * 16)
+        if status["canary"]:
+            made.registry().withdraw("cart", why="dqn waits for the canary's decision")
+        status = until_idle(role)
+        assert status["forgotten"] == (
+            "cart/1 may contain what it learned from players who were forgotten since; a "
+            f"replacement waits for {1_000 - steps} more steps"
+        )
+        made.play(person(0.5), 12)
+        assert "is on trial" in until_idle(role)["forgotten"]
+
+
 @pytest.mark.parametrize("algorithm", ["iql", "dqn"])
 def test_after_a_forget_a_later_algorithm_trains_the_replacement(made: Recording, algorithm: str):
     made.play(person(0.5), 40, player=b"p" * 16)
@@ -661,6 +689,9 @@ def test_a_dqn_candidate_becomes_canary_and_live_play_promotes_or_rejects_it(mad
     assert made.registry().catalogue("cart").models[2].lineage.algorithm == "dqn"
     made.clock.advance(10)
     in_turn(made, {"cart/1": balancing_policy(spin=0.01), "cart/2": balancing_policy(spin=0.5)}, 9)
+    # Neither episodes beside the control are compared, nor any that were not drawn at random.
+    for count, propensity in ((11, CANARY_BESIDE_CONTROL), (12, None)):
+        in_turn(made, {"cart/2": balancing_policy(spin=0.5)}, count, propensity=propensity)
     with role_of(made) as role:  # another one, which finds a canary that is half judged
         status = until_idle(role)
         assert (status["canary"], status["canary_episodes"]) == (2, 9)

@@ -20,7 +20,12 @@ from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.models.shared import Journal
 from understudy.nn.policy import Policy
-from understudy.release.gatekeeper import Gatekeeper, is_replacement, learned_before
+from understudy.release.gatekeeper import (
+    Gatekeeper,
+    is_replacement,
+    learned_before,
+    replacements,
+)
 from understudy.release.model_check import check_in_subprocess, check_model
 from understudy.testing.clock import ManualClock
 
@@ -603,6 +608,8 @@ def test_the_first_model_that_is_trained_after_a_forget_replaces_a_champion_from
         False,
         True,
     ]
+    assert replacements(now, GAME.schema, [150, 180]) == [first, third]
+    assert replacements(now, "another", [150, 180]) == []
     assert [learned_before(now, number, [90, 150]) for number in (champion, *models)] == [
         150,
         150,

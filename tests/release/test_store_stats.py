@@ -376,3 +376,82 @@ def test_a_forget_concerns_the_schemas_that_the_player_has_played(made: Recordin
     assert resumed.forgotten("cart", GAME.schema) == [resumed.read_no]
     assert resumed.forgotten("other", other.schema) == ()
     resumed.close()
+
+
+def test_a_forget_after_an_upgrade_concerns_every_schema_that_was_played_before(made: Recording):
+    made.play(person(0.5), 2, player=b"p" * 16, max_steps=20)
+    stats = stats_of(made)
+    state = json.loads(json.dumps(stats.state()))
+    stats.close()
+    state.pop("unread_players", None)
+    state.pop("unread_forgotten", None)
+    for schemas in state["schemas"].values():
+        for fields in schemas.values():
+            del fields[3:]
+    with made.open() as store:
+        store.forget(b"p" * 16)
+    upgraded = StoreStats(StoreFollower(made.data.store))
+    upgraded.restore(state)
+    while upgraded.follow():
+        pass
+    assert upgraded.forgotten("cart", GAME.schema) == [upgraded.read_no]
+    upgraded.close()
+
+
+@pytest.mark.parametrize("is_played_before", [True, False])
+def test_a_forget_before_a_recount_concerns_every_schema(made: Recording, is_played_before: bool):
+    """The player's steps are gone, so their schemas are not known, nor whether there were any."""
+    if is_played_before:
+        made.play(person(0.5), 2, max_steps=20)
+    made.play(person(0.5), 2, player=b"p" * 16, max_steps=20)
+    with made.open() as store:
+        store.forget(b"p" * 16)
+    counted = stats_of(made)
+    forgotten_no = counted.read_no
+    state = json.loads(json.dumps(counted.state()))
+    counted.close()
+    made.play(person(0.5), 2, max_steps=20)
+    for saved in (None, state):
+        recounted = StoreStats(StoreFollower(made.data.store))
+        if saved is not None:
+            recounted.restore(saved)
+        while recounted.follow(max_items=3):
+            pass
+        assert recounted.forgotten("cart", GAME.schema) == [forgotten_no]
+        recounted.close()
+
+
+def test_a_forget_concerns_steps_that_were_erased_since_the_stats_were_saved(made: Recording):
+    """A learner that was killed may have released a model with them."""
+    made.play(person(0.5), 2, max_steps=20)
+    saved = stats_of(made)
+    state = json.loads(json.dumps(saved.state()))
+    saved.close()
+    made.play(person(0.5), 2, player=b"p" * 16, max_steps=20)
+    with made.open() as store:
+        store.forget(b"p" * 16)
+    resumed = StoreStats(StoreFollower(made.data.store))
+    resumed.restore(state)
+    while resumed.follow():
+        pass
+    assert resumed.forgotten("cart", GAME.schema) == [resumed.read_no]
+    resumed.close()
+
+
+def test_only_a_forget_of_their_player_concerns_steps_that_were_quarantined_before_a_recount(
+    made: Recording,
+):
+    chunk = bot_chunk(20)
+    made.store([chunk], player=b"p" * 16)
+    made.store([bot_chunk(20, number=2)])
+    with made.open() as store:
+        store.quarantine([chunk.meta.id], reason="wrong")
+        store.forget(b"q" * 16)
+    stats = stats_of(made)
+    assert stats.forgotten("cart", GAME.schema) == []
+    with made.open() as store:
+        store.forget(b"p" * 16)
+    while stats.follow():
+        pass
+    assert stats.forgotten("cart", GAME.schema) == [stats.read_no]
+    stats.close()

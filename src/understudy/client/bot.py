@@ -103,7 +103,7 @@ class BotCache:
     def write_policy(self, sha256: str, raw: bytes) -> None:
         """Store a policy that passed its checks; must be called before `write`."""
         path = self._folder / f"{sha256}.safetensors"
-        if not path.exists():
+        if not path.exists() or path.read_bytes() != raw:
             make_folder(self._folder)
             write_file(path, raw)
 
@@ -290,22 +290,41 @@ class Bots:
                 return LivePolicies()
             trusted = trusted_keys(*(self._trust or self._cache.pinned()))
             champion = self._restored(self._live_models.champion_release, trusted)
-            canary = self._restored(self._live_models.canary_release, trusted)
-            control = self._restored(self._live_models.control_release, trusted)
-            self._after = self._good_number = self._live_models.number
-            share = min(self._live_models.canary_share, _MAX_CANARY)
             noise = self._live_models.noise
             levels, explore_share = _noise_of(strict_json(noise)["entry"] if noise else None)
-            control_share = 0.0
-            if control is not None and self._live_models.canary is not None:
-                named = strict_json(self._live_models.canary)["entry"]["control"]
-                control_share = min(float(named["share"]), MAX_CONTROL_SHARE)
-            return LivePolicies(
-                champion, canary, share, levels, control, control_share, explore_share
-            )
         except (*_BAD, OSError) as error:
             self._reject(error)
             return LivePolicies()
+        # The champion plays without a canary or control that is damaged; unless both are intact,
+        # the platform's current models are fetched.
+        canary = None
+        control = None
+        control_share = 0.0
+        is_intact = True
+        try:
+            canary = self._restored(self._live_models.canary_release, trusted)
+        except (*_BAD, OSError) as error:
+            self._reject(error)
+            is_intact = False
+        try:
+            control = self._restored(self._live_models.control_release, trusted)
+            if control is not None and self._live_models.canary is not None:
+                named = strict_json(self._live_models.canary)["entry"]["control"]
+                control_share = min(float(named["share"]), MAX_CONTROL_SHARE)
+        except (*_BAD, OSError) as error:
+            self._reject(error)
+            is_intact = False
+        if is_intact:
+            self._after = self._good_number = self._live_models.number
+        return LivePolicies(
+            champion=champion,
+            canary=canary,
+            canary_share=min(self._live_models.canary_share, _MAX_CANARY),
+            noise=levels,
+            control=control,
+            control_share=control_share,
+            explore_share=explore_share,
+        )
 
     def _restored(self, release: str | None, trusted: Trusted) -> Bot | None:
         from understudy.models.manifest import manifest_from_json, open_policy
@@ -426,9 +445,14 @@ class Bots:
             explore_share = live.explore_share
             last = self._live_models
             update = replace(update, noise=None if last is None else last.noise)
-        share = min(update.canary_share, _MAX_CANARY)
         self._live = LivePolicies(
-            champion, canary, share, noise, control, control_share, explore_share
+            champion=champion,
+            canary=canary,
+            canary_share=min(update.canary_share, _MAX_CANARY),
+            noise=noise,
+            control=control,
+            control_share=control_share,
+            explore_share=explore_share,
         )
         self._after = self._good_number = update.number
         if control is None:

@@ -216,7 +216,7 @@ def compare(
         [each for each in control if _has(each, 1 - CANARY_BESIDE_CONTROL)],
         "control",
     )
-    candidate = [episode for episode in candidate if _may_compare(episode.propensity, bounds)]
+    candidate = compared_with_champion(candidate, bounds)
     champion = [
         episode
         for episode in champion
@@ -281,6 +281,14 @@ def compare(
     if decision == "promote" and len(set(beside_control.is_candidate)) > 1:
         why += f"; not proven worse than the control: {beside_control.means(ends)}"
     return GateDecision(decision, why, n_episodes=min(at + 1, len(pair.episodes)))
+
+
+def compared_with_champion(candidate: Sequence[Played], bounds: Bounds) -> list[Played]:
+    """The candidate's episodes that `compare` compares with the champion's.
+
+    These are drawn at random, between these two.
+    """
+    return [episode for episode in candidate if _may_compare(episode.propensity, bounds)]
 
 
 class _Pair:

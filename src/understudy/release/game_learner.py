@@ -28,12 +28,18 @@ from understudy.experience.skill import DEFAULT_NOISE
 from understudy.learn.symmetry import may_mirror
 from understudy.models.calibration import calibrate, has_moved, is_due, measured
 from understudy.models.catalogue import Alias, Catalogue
-from understudy.models.gate import GateDecision, Played
+from understudy.models.gate import GateDecision, Played, compared_with_champion
 from understudy.models.manifest import Lineage, model_name
 from understudy.nn.policy import Policy
 from understudy.release.candidate_ranking import MAX_STEPS, CandidateRanking, may_rank
 from understudy.release.game_training import GameTraining, ServiceContext, network_bytes
-from understudy.release.gatekeeper import held_out_play, is_replacement, learned_before
+from understudy.release.gatekeeper import (
+    Returns,
+    held_out_play,
+    is_replacement,
+    learned_before,
+    replacements,
+)
 from understudy.release.schedule import (
     LearnerStatus,
     Next,
@@ -197,7 +203,7 @@ class GameLearner:
             has_canary=now.model_of("canary", spec.schema) > 0,
             canary_evidence=context.keeper.evidence(self.game, spec.schema),
             may_judge_canary=self._canary_episodes(now, spec.schema)
-            >= context.config.bounds.min_episodes,
+            >= context.keeper.bounds.min_episodes,
             usable_steps=training.engine.n_usable,
             steps=training.steps,
             updates=training.updates,
@@ -395,17 +401,9 @@ class GameLearner:
             self._read_canary_s = now_s + _READ_CANARY_EVERY_S
         has_decided = False
         for canary in canaries:
-            settled_until_s = self._context.store_stats.settled_until_s(canary.schema)
-
-            def returns(
-                model: str, since_s: float, until_s: float = settled_until_s
-            ) -> list[Played]:
-                played = self._returns(model, since_s)
-                return [episode for episode in played if episode.started_s < until_s]
-
             decision = self._context.keeper.judge(
                 self.game,
-                returns,
+                self._settled_returns(canary.schema),
                 epoch=self.epoch,
                 schema=canary.schema,
                 people=self._context.store_stats.people(canary.schema),
@@ -452,12 +450,19 @@ class GameLearner:
         champion = now.model_of("champion", schema)
         if not champion or not (newest := learned_before(now, champion, forgotten)):
             return ""
-        replacement = max(
-            (number for number in now.models if is_replacement(now, number, forgotten)), default=0
-        )
+        replacement = max(replacements(now, schema, forgotten), default=0)
         name = model_name(self.game, replacement)
+        training = self._training
+        is_waiting = (
+            training is not None
+            and training.spec.schema == schema
+            and not training.marks.updates
+            and self._next.action == "wait"
+        )
         if not replacement or learned_before(now, replacement, [newest]):
             outcome = "a replacement is trained"
+            if is_waiting and (missing := self._next.missing_steps):
+                outcome = f"a replacement waits for {missing} more {plural(missing, 'step')}"
         elif now.model_of("canary", schema) == replacement:
             outcome = f"its replacement {name} is on trial"
         else:
@@ -523,11 +528,22 @@ class GameLearner:
         return measured(noise, stats.newest_people(schema), stats.skilled(model)[1])
 
     def _canary_episodes(self, now: Catalogue, schema: str) -> int:
-        """Episodes that the canary of a schema has played; 0 without one."""
+        """Episodes of a schema's canary that are compared with its champion; 0 without one."""
         canary = now.pointer("canary", schema)
         if canary is None or not canary.model_no:
             return 0
-        return len(self._returns(model_name(self.game, canary.model_no), canary.at_s))
+        settled = self._settled_returns(schema)(model_name(self.game, canary.model_no), canary.at_s)
+        return len(compared_with_champion(settled, self._context.keeper.bounds))
+
+    def _settled_returns(self, schema: str) -> Returns:
+        """Episodes of a model before which none started that is still played."""
+        until_s = self._context.store_stats.settled_until_s(schema)
+
+        def returns(model: str, since_s: float) -> list[Played]:
+            played = self._returns(model, since_s)
+            return [episode for episode in played if episode.started_s < until_s]
+
+        return returns
 
     def _returns(self, model: str, since_s: float) -> list[Played]:
         return self._context.store_stats.returns(model, since_s=since_s)

@@ -9,6 +9,7 @@ All state between calls is in the registry and the store, so another learner can
 time.
 """
 
+import bisect
 import contextlib
 import itertools
 import json
@@ -372,15 +373,29 @@ def is_replacement(now: Catalogue, model_no: int, forgotten: Sequence[int]) -> b
 
     It is if the champion was trained before that, and may have learned from the player.
     """
-    schema = now.models[model_no].schema
+    return model_no in replacements(now, now.models[model_no].schema, forgotten)
+
+
+def replacements(now: Catalogue, schema: str, forgotten: Sequence[int]) -> list[int]:
+    """All models of a schema that `is_replacement` accepts, in order of their numbers.
+
+    `forgotten`: in ascending order.
+    """
     champion = now.model_of("champion", schema)
-    known = [number for number in forgotten if number <= _read_no(now, model_no)]
-    if not champion or not known or not learned_before(now, champion, known):
-        return False
-    return not any(
-        manifest.schema == schema and number < model_no and _read_no(now, number) >= known[-1]
-        for number, manifest in now.models.items()
-    )
+    if not champion or not learned_before(now, champion, forgotten):
+        return []
+    found = []
+    highest_no = 0
+    for model_no in sorted(now.models):
+        if now.models[model_no].schema != schema:
+            continue
+        read_no = _read_no(now, model_no)
+        n_known = bisect.bisect_right(forgotten, read_no)
+        newest = forgotten[n_known - 1] if n_known else 0
+        if newest > highest_no and learned_before(now, champion, [newest]):
+            found.append(model_no)
+        highest_no = max(highest_no, read_no)
+    return found
 
 
 def _read_no(now: Catalogue, model_no: int) -> int:

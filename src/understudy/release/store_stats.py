@@ -33,6 +33,8 @@ _NEWEST_EPISODES = 1_024
 _MAX_MODELS = 64
 _MAX_FORGETS = 1_024
 """Newest `forget` events that are kept for each schema."""
+_ALL_PLAYERS = -1
+"""The bits of all players."""
 _PAUSED_S = 600.0
 """An open episode is not waited for after this long without a chunk."""
 _SILENT_S = 86_400.0
@@ -101,6 +103,12 @@ class StoreStats:
         """Mean return of a model as it is shown, and the number of its episodes at that time."""
         self.schemas: dict[str, dict[str, Recorded]] = {}
         """By game and schema."""
+        self._unread_players = 0
+        """Bits of the players with steps that were removed before they were read here; a model may
+        have learned from these, with any schema: before the statistics were counted again, or after
+        they were last saved."""
+        self._unread_forgotten: list[int] = []
+        """Arrival numbers of the newest `forget` events that concerned one of them."""
         follower.join(self)
 
     def follow(self, *, max_items: int = 4_096) -> bool:
@@ -113,6 +121,10 @@ class StoreStats:
             self.read_no = max(self.read_no, item.last_no)
             if item.reason == "forgotten" and item.player is not None and not item.chunks:
                 self._forget(item.player, item.arrival_no)
+            elif not item.at_s:  # no event, but a placeholder
+                self._unread_players |= (
+                    _ALL_PLAYERS if item.player is None else _player_bit(tombstone_of(item.player))
+                )
             return
         self.read_no = max(self.read_no, item.arrival_no)
         if item.chunk is not None:
@@ -220,14 +232,21 @@ class StoreStats:
         return max(schemas, key=lambda name: (steps[name], schemas[name].steps.total()))
 
     def forgotten(self, game: str, schema: str) -> Sequence[int]:
-        """Arrival numbers of the newest `forget` events of players with steps of this schema."""
+        """Arrival numbers of the newest `forget` events of players with steps of this schema.
+
+        An event counts if the player may have had such steps, and for any schema if that is not
+        known: the steps were removed before they were read, or an earlier version read them.
+        """
         recorded = self.schemas.get(game, {}).get(schema)
         return recorded.forgotten if recorded is not None else ()
 
     def _forget(self, tombstone: bytes, arrival_no: int) -> None:
+        bit = _player_bit(tombstone)
+        if self._unread_players & bit:
+            self._unread_forgotten = [*self._unread_forgotten, arrival_no][-_MAX_FORGETS:]
         for schemas in self.schemas.values():
             for recorded in schemas.values():
-                if recorded.players & _player_bit(tombstone):
+                if (recorded.players | self._unread_players) & bit:
                     recorded.forgotten = [*recorded.forgotten, arrival_no][-_MAX_FORGETS:]
 
     # --- Episodes ---------------------------------------------------------------------------------
@@ -236,7 +255,7 @@ class StoreStats:
         meta = chunk.meta
         columns = chunk.columns
         recorded = self.schemas.setdefault(meta.game, {}).setdefault(
-            meta.schema, Recorded(item.arrival_no)
+            meta.schema, Recorded(item.arrival_no, forgotten=self._unread_forgotten)
         )
         recorded.steps["actor" if meta.kind == "actor" else meta.consent] += meta.n_steps
         if meta.kind == "actor":
@@ -345,6 +364,8 @@ class StoreStats:
                 for model, played in self._skilled.items()
             },
             "counts": self._counts,
+            "unread_players": hex(self._unread_players),
+            "unread_forgotten": self._unread_forgotten,
             "schemas": {
                 game: {
                     name: [
@@ -386,6 +407,9 @@ class StoreStats:
         }
         self._means = {}
         self.read_no = state.get("read_no", 0)
+        # An earlier version did not record which players it had read.
+        self._unread_players = int(state.get("unread_players", hex(_ALL_PLAYERS)), 16)
+        self._unread_forgotten = list(state.get("unread_forgotten", ()))
         self.schemas = {
             game: {name: _recorded(*fields) for name, fields in schemas.items()}
             for game, schemas in state["schemas"].items()
