@@ -352,8 +352,8 @@ def test_bounds_that_prove_nothing_are_rejected(wrong: dict[str, float]):
 # --- Shares and errors ----------------------------------------------------------------------------
 
 
-def test_a_canary_starts_small_and_doubles_its_share_with_every_ten_episodes():
-    assert [BOUNDS.share_after(n) for n in (0, 9, 10, 20, 30, 39, 40, 10**9)] == [
+def test_a_canary_starts_small_and_doubles_its_share_with_every_five_episodes():
+    assert [BOUNDS.share_after(n) for n in (0, 4, 5, 10, 15, 19, 20, 10**9)] == [
         0.05,
         0.05,
         0.1,

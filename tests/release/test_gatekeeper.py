@@ -330,7 +330,7 @@ def test_a_canary_plays_more_with_its_episodes_and_its_trial_goes_on(harness: Ga
     number = harness.release(better(np.random.default_rng(10)))
     harness.keeper.admit(GAME.game, number, epoch=harness.epoch)
     shares = []
-    for n_episodes in (0, 4, 5, 10):  # of each bot
+    for n_episodes in (0, 2, 3, 5):  # of each bot
         clock.advance(60.0)
         found = harness.keeper.judge(
             GAME.game,
