@@ -67,7 +67,7 @@ def test_a_short_run_prints_the_bots_place():
     ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
     assert ran.returncode == 0, ran.stderr
     what, _, place = ran.stdout.strip().partition(": ")
-    assert what == "cartpole bc, 2000 steps, 256 updates, seed 0, centre ''"
+    assert what == "cartpole bc, 2000 steps, 256 updates, seed 0, centre '', symmetry ''"
     assert float(place.split(" ")[0]) > 0
 
 

@@ -252,7 +252,7 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
     for row in (row for part in (*parts, fields["run"], fields["learner"]) for row in part):
         assert row["says"], row
         # A word, a list and a return have no range; all others have a default too.
-        if row["name"] not in ("activation", "centre", "network", "until", "widths"):
+        if row["name"] not in ("activation", "centre", "symmetry", "network", "until", "widths"):
             assert row["default"] is not None, row
             assert row["is_switch"] or row["low"] < row["high"], row
     out, _ = said(capsys, "train", "--list", "--algorithm", "dqn", "--json")
