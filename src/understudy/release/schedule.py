@@ -23,7 +23,7 @@ ALGORITHMS = ("iql", "dqn", "bc")
 """The algorithms that a game may be improved with; with bc, it is only cloned."""
 
 
-MAX_FACTOR = 100
+MAX_FACTOR = 1_000
 """The largest growth, temperature and number of updates per step."""
 MAX_COUNT = 10**12
 """The largest number of steps or updates."""
