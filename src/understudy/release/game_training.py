@@ -47,6 +47,9 @@ from understudy.training.training_job import Checkpoints, TrainingJob
 
 _CHOICE_STEPS = 16_384
 """Steps on which clones are trained to choose among settings."""
+_ADVANTAGE_WEIGHTS = (1.5, 0.5)
+"""Those of iql's candidates in turn, unless the setting is given. A high one is needed where most
+people play badly; a low one is better where most play well. Recorded steps do not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +116,8 @@ class Marks:
     """Whether the gate has decided what becomes of it."""
     read_no: int = 0
     """The highest arrival number that was read when the current weights were new."""
+    n_released: int = 0
+    """Releases of this training so far."""
 
 
 class GameTraining:
@@ -166,15 +171,16 @@ class GameTraining:
         self._create_engine()
         try:
             if checkpoint is not None:
+                self.marks = Marks(**checkpoint.facts["marks"])
                 view = [checkpoint.facts.get(name, "") for name in ("centre", "symmetry")]
-                if any(view):
+                if any(view) or self.marks.n_released:
                     self._show(*view)
                 self._job.restore(checkpoint)
-                self.marks = Marks(**checkpoint.facts["marks"])
                 self._started_from = checkpoint.facts.get("started_from", "")
         except (ConfigError, KeyError, TypeError) as error:  # written by another version
             self.engine.close()
             self._set_aside(error)
+            self.marks = Marks()
             self.settings = settings
             self._create_engine()
         except BaseException:  # includes a damaged store: the checkpoint is good and is kept
@@ -190,8 +196,14 @@ class GameTraining:
         self._on_guarded(Guarded(env_steps=0, what=what))
 
     def _create_engine(self) -> None:
-        settings = self.settings
         context = self._context
+        if self.algorithm == "iql" and "advantage_weight" not in context.config.settings.get(
+            "iql", {}
+        ):
+            weight = _ADVANTAGE_WEIGHTS[self.marks.n_released % len(_ADVANTAGE_WEIGHTS)]
+            knobs = replace(self.settings.knobs, advantage_weight=weight)
+            self.settings = replace(self.settings, knobs=knobs)
+        settings = self.settings
         algorithm = settings.algorithm_type(self.spec, settings.config)
         config = replace(settings.learner_config(), limiter=None)
         weights: Mapping[str, Array] = {}
@@ -410,8 +422,13 @@ class GameTraining:
 
     def released(self, model_no: int) -> None:
         """Record that the current policy was released, but not yet judged by the gate."""
-        self.marks = Marks(
-            model_no, self.updates, self.steps, is_admitted=False, read_no=self.marks.read_no
+        self.marks = replace(
+            self.marks,
+            model_no=model_no,
+            updates=self.updates,
+            steps=self.steps,
+            is_admitted=False,
+            n_released=self.marks.n_released + 1,
         )
         self._job.restores = 0
         self._save()

@@ -76,11 +76,10 @@ class IqlKnobs:
         1e-4, 0.0, 100.0, "weight decay of the policy's kernels"
     )
     expectile: float | Schedule = setting(
-        0.8, 0.5, 0.999, "how far values follow the best recorded play; 0.5 is its mean"
+        0.9, 0.5, 0.999, "how far values follow the best recorded play; 0.5 is its mean"
     )
-    # The policy clones first: advantages mean nothing before the critics have learned.
     advantage_weight: float | Schedule = setting(
-        Schedule(0.0, 3.0, 0.5),
+        1.5,
         0.0,
         100.0,
         "preference for actions by advantage, in units of its mean size; 0 clones",
