@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ from understudy.experience.spaces import Box
 from understudy.learn.algorithms.iql import Iql
 from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds
+from understudy.models.manifest import Manifest
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.nn.network import Centre
@@ -586,6 +588,12 @@ def test_with_more_steps_candidates_are_trained_anew_and_replace_an_undecided_on
     assert models[4].lineage.config["temperature"] == 0.25
     assert [models[number].lineage.config["people_share"] for number in (1, 4)] == [1.0, 0.75]
     assert models[4].lineage.steps >= 4 * models[3].lineage.steps
+    assert [weight_of(models[number]) for number in (3, 4)] == [1.5, 0.5]
+
+
+def weight_of(model: Manifest) -> float:
+    settings = tomllib.loads(model.lineage.config["settings"])
+    return float(settings["knobs"]["advantage_weight"])
 
 
 RANKED = replace(
@@ -779,10 +787,12 @@ def test_rewards_of_one_player_that_are_far_from_all_others_neither_stop_nor_dis
 @pytest.mark.parametrize("reward", [1e12, 1e19])
 def test_a_game_with_huge_rewards_is_improved(made: Recording, reward: float):
     made.play(person(0.5), 60, reward=reward)
-    with role_of(made, WITH_IQL) as role:
+    given = {"bc": SMALL, "iql": SMALL | {"advantage_weight": 2.0}}
+    with role_of(made, replace(WITH_IQL, settings=given)) as role:
         status = until_idle(role)
     assert (status["phase"], status["error"], status["guarded_chunks"]) == ("iql", "", 0)
     assert status["canary"] == 2
+    assert weight_of(made.registry().manifest("cart", 2)) == 2.0
 
 
 def test_an_algorithm_that_keeps_failing_is_given_up_once_and_clones_continue(
