@@ -68,6 +68,30 @@ def test_a_page_is_read_once_for_all_readers_at_its_position(
     follower.leave(other)
 
 
+class Slower(Notes):
+    """For each chunk that it reads, another one is recorded."""
+
+    def __init__(self, store: Path) -> None:
+        super().__init__()
+        self.store = store
+
+    def read(self, item: Stored | Forgotten) -> None:
+        super().read(item)
+        add(self.store, len(self.numbers) + 1)
+
+
+def test_a_reader_ends_also_where_more_is_recorded_than_it_reads(tmp_path: Path):
+    add(tmp_path, 0, 1)
+    follower = StoreFollower(tmp_path)
+    one = Slower(tmp_path)
+    follower.join(one)
+    assert follower.catch_up(one, max_items=1)
+    assert one.numbers == [0, 1]
+    assert follower.catch_up(one, max_items=1, max_s=0.0)
+    assert one.numbers == [0, 1, 2]
+    follower.leave(one)
+
+
 @pytest.mark.parametrize("max_items", [1, 2, 100])
 def test_a_later_reader_catches_up_and_no_item_is_read_twice(tmp_path: Path, max_items: int):
     add(tmp_path, 0, 1, 2)

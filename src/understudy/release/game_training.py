@@ -281,7 +281,9 @@ class GameTraining:
         if self.marks.updates and self.algorithm != "dqn":
             self._restart()
         if not self.updates:
-            self.marks = replace(self.marks, read_no=self._context.store_stats.read_no)
+            # Either may be behind the other.
+            read_no = min(self._context.store_stats.read_no, self.engine.position.seen_no)
+            self.marks = replace(self.marks, read_no=read_no)
         finds_view = self._finds_centre or self._finds_symmetry
         if not self.updates and finds_view and not self._find_view():
             return

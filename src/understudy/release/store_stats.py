@@ -22,7 +22,12 @@ from understudy.learn.outliers import believable, is_believable
 from understudy.models.calibration import SkillPlayed
 from understudy.models.gate import Played
 from understudy.ports import Forgotten, Stored
-from understudy.training.follower import ReaderPosition, StoreFollower, position_from_json
+from understudy.training.follower import (
+    MAX_READ_S,
+    ReaderPosition,
+    StoreFollower,
+    position_from_json,
+)
 
 _MAX_EPISODES = 8_192
 """Episodes kept per model, many more than the gate needs to decide."""
@@ -111,9 +116,12 @@ class StoreStats:
         """Arrival numbers of the newest `forget` events that concerned one of them."""
         follower.join(self)
 
-    def follow(self, *, max_items: int = 4_096) -> bool:
-        """Read and count the next page of the store; return whether it had any items."""
-        return self._follower.follow(self, max_items=max_items)
+    def follow(self, *, max_items: int = 256) -> bool:
+        """Read and count what is new in the store, for a second at most; whether it had any items.
+
+        `max_items`: those of a page.
+        """
+        return self._follower.catch_up(self, max_s=MAX_READ_S, max_items=max_items)
 
     def read(self, item: Stored | Forgotten) -> None:
         """Count an item of the store; called by the follower."""

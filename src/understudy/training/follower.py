@@ -7,6 +7,8 @@
 A reader that starts or resumes later catches up first, and then shares the pages of the others.
 """
 
+import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +21,10 @@ from understudy.ports import Cursor, Forgotten, Stored, Tail
 if TYPE_CHECKING:
     from understudy.stores.local import LocalStore
     from understudy.stores.view import StoreView
+
+
+MAX_READ_S = 1.0
+"""How long a learner reads before it trains again."""
 
 
 @dataclass(slots=True)
@@ -62,6 +68,21 @@ class StoreFollower:
         self._readers = [other for other in self._readers if other is not reader]
         if not self._readers:
             self.view.close()
+
+    def catch_up(self, reader: Reader, *, max_s: float = math.inf, max_items: int = 256) -> bool:
+        """Read to where the store ends now, for so many seconds; returns whether it had any items.
+
+        What arrives in the meantime is left for the next call: where players record faster than
+        this process reads, a reader would never reach the end. `max_items`: those of a page.
+        """
+        end = self.view.next_arrival
+        until_s = time.monotonic() + max_s
+        has_read = False
+        while self.follow(reader, max_items=max_items):
+            has_read = True
+            if reader.position.seen_no + 1 >= end or time.monotonic() >= until_s:
+                break
+        return has_read
 
     def follow(self, reader: Reader, *, max_items: int = 1024) -> bool:
         """Read one page from this reader's position; returns whether it had any items.

@@ -1,6 +1,7 @@
 """Training from a store: a learner that plays nothing and follows the experience of others."""
 
 import itertools
+import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from understudy.nn.policy import Policy
 from understudy.ports import Forgotten, Stored
 from understudy.training.events import Compiling, Guarded, OnEvent, Update
 from understudy.training.follower import (
+    MAX_READ_S,
     ReaderPosition,
     StoreFollower,
     position_from_json,
@@ -158,13 +160,12 @@ class FromStore:
     # --- The store --------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Read the store from the current position.
+        """Read the store from the current position; after the first time for a second at most.
 
         The first read treats the store as complete: open sessions end there, however recent they
         are, so that training on the same store is bit-identical whenever it starts.
         """
-        while self._follower.follow(self):
-            pass
+        self._follower.catch_up(self, max_s=math.inf if self._is_first_read else MAX_READ_S)
         if self._is_first_read:
             self._is_first_read = False
             self.learner.source.end_sessions()
