@@ -297,9 +297,7 @@ def _players(result: dict[str, Any]) -> str:
     runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in result["rows"]:
         runs.setdefault((row["game"], row["steps"]), []).append(row)
-    days, commits = (
-        ", ".join(sorted({row[key][:size] for row in result["rows"]})) for key, size in _ORIGIN
-    )
+    days, commits = _origin(result["rows"])
     lines = [
         f"Bots from people's play (`bench/players.py loop`, {days}, at {commits}; scripted",
         "people, the whole platform; average person = 0, best person = 1; each bot plays 1,000",
@@ -332,14 +330,18 @@ def _champion(row: dict[str, Any]) -> str:
     return f"{place} **missed**" if row["missed"] else place
 
 
+def _origin(rows: list[dict[str, Any]]) -> tuple[str, str]:
+    """The days and the commits of some figures, as text."""
+    days, commits = (", ".join(sorted({row[key][:size] for row in rows})) for key, size in _ORIGIN)
+    return days, commits
+
+
 def _offline_peers(result: dict[str, Any]) -> str:
     """A line for each game: mean returns of our algorithms and of d3rlpy's."""
     games: dict[str, dict[str, list[float]]] = {}
     for row in result["rows"]:
         games.setdefault(row["game"], {}).setdefault(row["algorithm"], []).append(row["on_scale"])
-    days, commits = (
-        ", ".join(sorted({row[key][:size] for row in result["rows"]})) for key, size in _ORIGIN
-    )
+    days, commits = _origin(result["rows"])
     lines = [
         f"Recorded play beside d3rlpy (`bench/offline_peers.py returns`, {days}, at {commits};",
         "30,000 steps of people, three minutes on one core each; average person = 0, best person =",
@@ -356,13 +358,37 @@ def _offline_peers(result: dict[str, Any]) -> str:
         if ours[0] < max(means.values()):
             places[0] += " **missed**"
         lines.append(f"| {game} | {' | '.join(places)} | {peers} |")
+    if result["rates"]:
+        lines += ["", *_offline_rates(result["rates"])]
     return "\n".join(lines)
 
 
+def _offline_rates(rows: list[dict[str, Any]]) -> list[str]:
+    days, commits = _origin(rows)
+    lines = [
+        f"Updates per second beside d3rlpy (`bench/offline_peers.py rates`, {days}, at {commits};",
+        "one thread each, in turn, medians of five rounds; a goal is met by the lower end of the",
+        "interval; DiscreteCQL trains one network, our iql four):",
+        "",
+        "| game | ours | d3rlpy | widths, batch | updates/s | times | goal |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        widths = "-".join(map(str, row["widths"]))
+        ours, peer = (statistics.median(row[f"{side}_per_s"]) for side in ("ours", "peer"))
+        goal = "" if row["goal"] is None else f"≥ {row['goal']:g}"
+        if goal and row["low"] < row["goal"]:
+            goal += " **missed**"
+        lines.append(
+            f"| {row['game']} | {row['ours']} | {row['peer']} | {widths}, {row['batch']} "
+            f"| {ours:,.0f} and {peer:,.0f} "
+            f"| {row['ratio']:.3g} ({row['low']:.3g} to {row['high']:.3g}) | {goal} |"
+        )
+    return lines
+
+
 def _learner(results: list[dict[str, Any]]) -> str:
-    days, commits = (
-        ", ".join(sorted({result[key][:size] for result in results})) for key, size in _ORIGIN
-    )
+    days, commits = _origin(results)
     rows = [
         f"The learner beside its peers (`bench/run.py`, {days}, commits {commits}; medians of",
         (
