@@ -478,7 +478,7 @@ def test_a_store_without_a_whole_episode_has_none_of_the_best(store: Path):
     put(store, of_player(2, "granted"))
     with (
         contextlib.closing(clone(store, best_share=0.25)) as one,
-        pytest.raises(ConfigError, match="no recorded episode is whole, so best_share=0.25"),
+        pytest.raises(ConfigError, match=r"no recorded episode is whole, so best_share=0\.25"),
     ):
         one.step()
 
