@@ -124,8 +124,10 @@ def main() -> int:
     if options.poison:
         return _measure_poisoning(options, request, updates=updates)
     for seed in range(options.seeds):
-        steps = recorded(game, spec, options.steps, seed=seed)
         settings = resolve(request, spec)
+        best_share = getattr(settings.config, "best_share", 1.0)
+        episodes = recorded_episodes(game, spec, options.steps, seed=seed)
+        steps = batch_of(spec, itertools.chain(*best_episodes(episodes, best_share)))
         settings = with_view(spec, settings, steps)
         began_s = time.monotonic()
         policy = trained(spec, settings, steps, updates=updates, seed=seed)
@@ -201,6 +203,15 @@ def recorded_episodes(
             episodes.append(recorder.rows[:missing])
             missing -= len(episodes[-1])
     return episodes
+
+
+def best_episodes(episodes: Sequence[list[Row]], share: float) -> Sequence[list[Row]]:
+    """The episodes that are cloned with this `best_share`; the last one is cut, so never."""
+    if share == 1:
+        return episodes
+    returns = [sum(row[2] for row in rows) for rows in episodes[:-1]]
+    least = sorted(returns)[-math.ceil(share * len(returns))]
+    return [rows for rows, own in zip(episodes, returns, strict=False) if own >= least]
 
 
 def recorded(game: PeopleGame, spec: GameSpec, n_steps: int, *, seed: int) -> Batch:

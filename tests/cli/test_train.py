@@ -257,6 +257,8 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
             assert row["is_switch"] or row["low"] < row["high"], row
     out, _ = said(capsys, "train", "--list", "--algorithm", "dqn", "--json")
     assert list(json.loads(out)["algorithms"]) == ["dqn"]
+    out, _ = said(capsys, "train", "--list", "--algorithm", "bc")
+    assert "best_share 1 0.001 to 1 share of the recorded episodes" in " ".join(out.split())
     _, err = said(capsys, "train", "--list", "--algorithm", "dqq", code=2)
     assert "did you mean 'dqn'" in err
 

@@ -226,12 +226,14 @@ def test_lines_of_toml_set_the_algorithms(tmp_path: Path):
     write(
         tmp_path,
         """[learner]
-settings = ["iql.centre = 'obs.grid 5'", "bc.widths = [64, 64]", "iql.batch = 128"]""",
+settings = [
+  "iql.centre = 'obs.grid 5'", "bc.widths = [64, 64]", "iql.batch = 128", "bc.best_share = 0.2",
+]""",
     )
     config = resolve({"data": str(tmp_path)}, environ={}).config.check()
     assert config.algorithm_settings == {
         "iql": {"centre": "obs.grid 5", "batch": 128},
-        "bc": {"widths": [64, 64]},
+        "bc": {"widths": [64, 64], "best_share": 0.2},
     }
 
 
@@ -241,6 +243,8 @@ settings = ["iql.centre = 'obs.grid 5'", "bc.widths = [64, 64]", "iql.batch = 12
         ("iql.centre = 'middle'", "centre is 'middle'; give a grid and one of its channels"),
         ("iql.centre = 'middle'", "add ' of 0..6'); pass lines such as"),
         (f"iql.batch = '{'9' * 500}'", "9'; give a whole number"),
+        ("bc.best_share = 0.0", "best_share is 0.0; give 0.001 to 1"),
+        ("bc.best_share = 'most'", "best_share is 'most'; give a number"),
         ("ppp.batch = 1", "(which sets ppp)"),
         ("ppo.batch = 1", "(which sets ppo)"),
         ("iql.batch = 1\nbc.batch = 1", "(which sets iql, bc)"),

@@ -283,6 +283,17 @@ def test_a_configured_symmetry_stays(quick_path: Path, symmetry: str, used: str)
     assert f'symmetry = "{used}' in lineage.config["settings"]
 
 
+def test_a_clone_of_the_best_episodes_is_released(quick_path: Path):
+    made = recording(DataFolder(quick_path), WALK)
+    made.store(walks(300))
+    config = replace(CONFIG, settings={"bc": SMALL | {"centre": "none", "best_share": 0.5}})
+    with role_of(made, config) as role:
+        status = until_idle(role, WALK)
+    assert not status["error"]
+    lineage = made.registry().catalogue("walk").models[1].lineage
+    assert "best_share = 0.5" in lineage.config["settings"]
+
+
 @pytest.mark.parametrize("centre", ["obs 9", "obs obs.x,obs.y"])
 def test_a_configured_centre_that_the_game_does_not_have_is_named(quick_path: Path, centre: str):
     made = recording(DataFolder(quick_path), WALK)

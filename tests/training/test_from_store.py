@@ -405,6 +405,84 @@ def test_skipped_episodes_of_a_chunk_stay_skipped_after_a_resume(tmp_path: Path)
         assert bits(one) == bits(other)
 
 
+# --- The best episodes ----------------------------------------------------------------------------
+
+
+def whole_episode(env: int, reward: float, *, number: int = 0, n_steps: int = N) -> Chunk:
+    moves = [
+        Move([at, env, 1], at % 2, reward, [at + 1, env, 1], None, at == 0) for at in range(n_steps)
+    ]
+    moves[-1] = replace(moves[-1], end="terminated")
+    made = chunk_of(GAME, moves, session=env, chunk_no=number)
+    return replace(made, meta=replace(made.meta, first_step=n_steps * number))
+
+
+def clone(store: Path, *, best_share: float) -> FromStore:
+    config = LearnerConfig(limiter=None, updates_per_call=4, replay=ReplayConfig(capacity=512))
+    algorithm = Bc(GAME, BcConfig(widths=(8,), batch=16, best_share=best_share, stack=2))
+    return FromStore(
+        Learner(algorithm, BcKnobs(), root_seed=5, config=config),
+        StoreFollower(store),
+        steps=64,
+        clock=ManualClock(),
+        on_event=lambda event: None,
+        only_people=True,
+    )
+
+
+def learned_players(one: FromStore) -> set[int]:
+    return {int(env) for env in one.learned_sample().obs["obs"][..., 1].ravel()}
+
+
+def test_the_best_episodes_are_chosen_alike_after_a_resume_and_again_after_some_were_erased(
+    tmp_path: Path,
+):
+    store = tmp_path / "store"
+    for env in range(8):
+        put(store, whole_episode(env, float(env)), player=bytes([env]) * 16)
+    with (
+        contextlib.closing(clone(store, best_share=0.25)) as one,
+        contextlib.closing(clone(store, best_share=0.25)) as other,
+    ):
+        assert one.step()
+        assert learned_players(one) == {6, 7}
+        other.restore(*one.checkpoint())
+        for each in (one, other):
+            assert each.step()
+        assert bits(other) == bits(one)
+        with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
+            history._store.forget(bytes([7]) * 16)
+        for each in (one, other):
+            assert each.step()
+            assert learned_players(each) == {5, 6}
+        assert bits(other) == bits(one)
+        put(store, whole_episode(9, 100.0), player=bytes([9]) * 16)
+        assert one.step()
+        assert learned_players(one) == {6, 9}
+
+
+def test_a_clone_of_the_best_is_compared_with_held_out_episodes_that_are_as_good(tmp_path: Path):
+    store = tmp_path / "store"
+    for env in range(20):
+        put(store, whole_episode(env, float(env % 4)), player=bytes([env]) * 16)
+    with contextlib.closing(clone(store, best_share=0.25)) as one:
+        one.follow()
+        one.hold_out()
+        assert one.step()
+        held_out = {int(batch.obs["obs"][0, 0, 1]) for batch in one.held_out()}
+        assert held_out
+        assert {env % 4 for env in held_out | learned_players(one)} == {3}
+
+
+def test_a_store_without_a_whole_episode_has_none_of_the_best(store: Path):
+    put(store, of_player(2, "granted"))
+    with (
+        contextlib.closing(clone(store, best_share=0.25)) as one,
+        pytest.raises(ConfigError, match=r"no recorded episode is whole, so best_share=0\.25"),
+    ):
+        one.step()
+
+
 # --- Held-out steps -------------------------------------------------------------------------------
 
 

@@ -44,6 +44,11 @@ class Limits:
     obs: Mapping[str, Array]
     """float32[2, ...] by column: lowest and highest value that the scale of observations uses."""
 
+    @property
+    def max_reward(self) -> float:
+        """The largest size of a reward that is believed."""
+        return _FAR * self.reward if self.reward else math.inf
+
     def apply(self, batches: Batch) -> Batch:
         """The batches without rewards that are not believed, and scaled down to a million.
 
@@ -52,7 +57,7 @@ class Limits:
         reward = batches.reward
         weight = batches.weight
         if self.reward:
-            is_far = np.abs(reward) > _FAR * self.reward
+            is_far = np.abs(reward) > self.max_reward
             reward = np.where(is_far, 0, reward)
             weight = np.where(is_far, np.float32(0), weight)
         reward = reward / np.float32(max(1.0, self.reward / _LARGEST_REWARD))

@@ -21,6 +21,13 @@ from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
 from understudy.experience.chunk import Chunk, ChunkId, people_rows
 from understudy.experience.game import GameSpec
+from understudy.learn.best_episodes import (
+    Pieces,
+    least_return,
+    pieces_of,
+    returns_of,
+    rows_from,
+)
 from understudy.learn.outliers import (
     Limits,
     believable,
@@ -85,7 +92,8 @@ class Roster:
             return self._rows[rng.integers(0, self._n, size)]
         ends = np.cumsum(row_weights[self.rows], dtype=np.float64)
         at = np.searchsorted(ends, rng.random(size) * ends[-1], side="right")
-        return self._rows[np.minimum(at, self._n - 1)]  # a product may be rounded up to the end
+        # A product may be rounded up to the end; the last rows may have no weight.
+        return self._rows[np.minimum(at, np.searchsorted(ends, ends[-1]))]
 
     def restore(self, rows: NDArray[Any]) -> None:
         """Restore the set from its saved `rows`."""
@@ -164,7 +172,7 @@ class RowWeights(NamedTuple):
     learned: NDArray[np.float32] | None = None
     """How much an update counts them, so that no player decides alone what is learned."""
     drawn: NDArray[np.float32] | None = None
-    """How often they are drawn, so that bots do not decide alone."""
+    """How often they are drawn, so that bots do not decide alone, and bad episodes not at all."""
 
 
 class HostReplay:
@@ -271,22 +279,26 @@ class HostReplay:
         bot_rows: Mapping[ChunkId, NDArray[np.bool_]],
         *,
         people_share: float,
+        best_rows: Mapping[ChunkId, NDArray[np.bool_]] | None = None,
     ) -> RowWeights:
         """The weights of rows by the players of sessions, with a share for people.
 
         `bot_rows`: the rows of chunks that bots have decided; chunks without any may be omitted.
+        `best_rows`: the rows of chunks that are drawn; None: all. Only players of such rows count.
         """
         may_sample = self._may_sample()
-        by_bot = np.zeros(self.capacity, np.bool_)
+        by_bot = self._marked(bot_rows)
+        if best_rows is not None:
+            is_best = self._marked(best_rows)
+            may_sample &= is_best
         people: dict[bytes, int] = {}
         bots: dict[bytes, int] = {}
-        for (session, number), span in self._ring.spans.items():
+        for (session, _), span in self._ring.spans.items():
             rows = slice(span.start, span.start + span.n_rows)
-            if (own := bot_rows.get((session, number))) is not None:
-                # A lead-in is of the episode that the chunk continues.
-                by_bot[rows] = np.concatenate([np.full(span.lead, own[0]), own])
             player = players.get(session, session.bytes)
             n_steps = int(np.count_nonzero(may_sample[rows]))
+            if best_rows is not None and not n_steps:
+                continue
             n_bot_steps = int(np.count_nonzero(may_sample[rows] & by_bot[rows]))
             people[player] = people.get(player, 0) + n_steps - n_bot_steps
             bots[player] = bots.get(player, 0) + n_bot_steps
@@ -296,15 +308,27 @@ class HostReplay:
         drawn = None
         if weights.bot_rate < 1:
             drawn = np.where(by_bot, np.float32(weights.bot_rate), np.float32(1))
+        if best_rows is not None:
+            drawn = (np.float32(1) if drawn is None else drawn) * is_best
         if min((*weights.people, *weights.bots), default=1.0) == 1.0:
             return RowWeights(None, drawn)
         weights_of = dict(zip(people, zip(weights.people, weights.bots, strict=True), strict=True))
         learned = np.ones(self.capacity, np.float32)
         for (session, _), span in self._ring.spans.items():
             rows = slice(span.start, span.start + span.n_rows)
-            of_people, of_bots = weights_of[players.get(session, session.bytes)]
+            of_people, of_bots = weights_of.get(players.get(session, session.bytes), (1.0, 1.0))
             learned[rows] = np.where(by_bot[rows], of_bots, of_people)
         return RowWeights(learned, drawn)
+
+    def _marked(self, rows_of: Mapping[ChunkId, NDArray[np.bool_]]) -> NDArray[np.bool_]:
+        """The rows of the ring that are marked in their chunk."""
+        is_marked = np.zeros(self.capacity, np.bool_)
+        for key, span in self._ring.spans.items():
+            if (own := rows_of.get(key)) is not None:
+                # A lead-in is of the episode that the chunk continues.
+                rows = slice(span.start, span.start + span.n_rows)
+                is_marked[rows] = np.concatenate([np.full(span.lead, own[0]), own])
+        return is_marked
 
     def limits(self, players: Mapping[uuid.UUID, bytes]) -> Limits:
         """The limits of rewards and observations, by the players of these sessions."""
@@ -585,15 +609,19 @@ class ReplaySource:
     weights: RowWeights = field(default_factory=RowWeights)
     _bot_rows: dict[ChunkId, NDArray[np.bool_]] = field(default_factory=dict)
     """The rows that bots have decided, of chunks with such rows."""
+    _pieces: dict[ChunkId, Pieces] = field(default_factory=dict)
+    """The pieces of episodes in each chunk, if only the best episodes are drawn from."""
+    least_return: float = -math.inf
+    """The lowest return of the episodes that are drawn from, when the weights were computed."""
     _weighed: int | None = None
     """Edits of the replay when these weights were computed."""
     _drawn: Drawn | None = None
 
     def insert(self, chunk: Chunk) -> int:
         self.replay.insert(chunk)
-        self._find_bots(chunk)
-        if len(self._bot_rows) > 2 * self.replay.n_chunks:
-            self._drop_bots()
+        self._note(chunk)
+        if max(len(self._bot_rows), len(self._pieces)) > 2 * self.replay.n_chunks:
+            self._drop_evicted()
         if self.limiter is not None:
             self.limiter.inserted(chunk.meta.n_steps)
         return chunk.meta.n_steps
@@ -647,25 +675,52 @@ class ReplaySource:
         if self.limits is None or n_steps >= 2 * self.measured_steps:
             self.limits = self.replay.limits(players)
             self.measured_steps = n_steps
+            self._weighed = None
         self.weigh(players)
 
     def weigh(self, players: Mapping[uuid.UUID, bytes]) -> None:
         """Find the weights, by the players of sessions, if the steps have changed."""
         if self._weighed != self.replay.n_edits:
-            self._drop_bots()
+            self._drop_evicted()
             self.weights = self.replay.row_weights(
-                players, self._bot_rows, people_share=self.people_share
+                players,
+                self._bot_rows,
+                people_share=self.people_share,
+                best_rows=self._best_rows(),
             )
             self._weighed = self.replay.n_edits
 
-    def _find_bots(self, chunk: Chunk) -> None:
+    @property
+    def max_reward(self) -> float:
+        """The largest size of a reward that is believed."""
+        return math.inf if self.limits is None else self.limits.max_reward
+
+    def _best_rows(self) -> dict[ChunkId, NDArray[np.bool_]] | None:
+        """The rows of the best episodes; None if all are drawn from, ConfigError without any."""
+        best_share = self.replay.needs.best_share
+        if best_share == 1:
+            return None
+        returns = returns_of(self._pieces, max_reward=self.max_reward)
+        self.least_return = least_return(self._pieces, returns, best_share)
+        if self.least_return == math.inf:
+            raise ConfigError(
+                f"no recorded episode is whole, so best_share={best_share} has none to choose "
+                "from; record episodes from their first step to their end, or set best_share=1"
+            )
+        return rows_from(self._pieces, returns, self.least_return)
+
+    def _note(self, chunk: Chunk) -> None:
+        """Keep what weights need to know about a chunk."""
         if self.people_share and (by_bot := ~people_rows(chunk)).any():
             self._bot_rows[chunk.meta.id] = by_bot
+        if self.replay.needs.best_share < 1:
+            self._pieces[chunk.meta.id] = pieces_of(chunk)
 
-    def _drop_bots(self) -> None:
-        """Forget the rows of chunks that have left the replay."""
-        kept = self._bot_rows.keys() & self.replay.chunk_ids()
-        self._bot_rows = {key: self._bot_rows[key] for key in kept}
+    def _drop_evicted(self) -> None:
+        """Forget what is known about chunks that have left the replay."""
+        kept = set(self.replay.chunk_ids())
+        self._bot_rows = {key: own for key, own in self._bot_rows.items() if key in kept}
+        self._pieces = {key: own for key, own in self._pieces.items() if key in kept}
 
     def feedback(self, feedback: Feedback) -> Sequence[ChunkId]:
         """Set the priorities of the last draw; evicts and returns chunks that made updates fail."""
@@ -704,7 +759,7 @@ class ReplaySource:
 
         def read_again(ids: Sequence[ChunkId]) -> Iterator[Chunk]:
             for chunk in read(ids):
-                self._find_bots(chunk)
+                self._note(chunk)
                 yield chunk
 
         self.replay.restore(arrays, facts["replay"], read_again)

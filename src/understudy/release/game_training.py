@@ -144,9 +144,12 @@ class GameTraining:
         self._on_guarded = on_guarded
         self._metrics: Mapping[str, float] = {}
         # Another schema, setting or seed is another training, in another folder; one of an earlier
-        # version, which had neither a centre, mirror images nor a share for people, is continued.
+        # version, which had no centre, mirror images or shares of people and of the best episodes,
+        # is continued.
         config = context.config
-        text = settings.to_toml().replace('centre = ""\n', "").replace('symmetry = ""\n', "")
+        text = settings.to_toml()
+        for default in ('centre = ""\n', 'symmetry = ""\n', "best_share = 1.0\n"):
+            text = text.replace(default, "")
         identity = f"{spec.schema} {text} {config.learn_from} {config.seed}"
         people_share = config.schedule.people_share
         if self.algorithm != "bc" and people_share != LearningSchedule().people_share:

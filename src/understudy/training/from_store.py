@@ -18,6 +18,7 @@ from understudy.core.tensors import Array
 from understudy.experience.chunk import Chunk, ChunkId, RowKind, chunk_name, people_rows
 from understudy.experience.frame import FrameKind
 from understudy.experience.session import tombstone_of
+from understudy.learn.best_episodes import pieces_of, returns_of, rows_from
 from understudy.learn.learner import Learner
 from understudy.learn.replay import Drawn, HostReplay, ReplayConfig, ReplaySource
 from understudy.nn.policy import Policy
@@ -252,12 +253,16 @@ class FromStore:
         return _without_axis(self._source.limited(drawn))
 
     def held_out(self) -> list[Batch]:
-        """The held-out steps, a batch for each player; those erased since then are omitted."""
+        """The held-out steps, a batch for each player; those erased since then are omitted.
+
+        If only the best episodes are cloned, these are the steps of whole episodes that are as
+        good as those.
+        """
         algorithm = self.learner.algorithm
         assert isinstance(algorithm.needs, Transitions)
         needs = replace(algorithm.needs, prioritised=False)
         by_player: dict[bytes, list[Chunk]] = {}
-        for chunk in self._read(list(self._held_out)):
+        for chunk in self._as_good_as_learned(list(self._read(list(self._held_out)))):
             by_player.setdefault(self._owners[chunk.meta.session], []).append(chunk)
         batches = []
         for chunks in by_player.values():
@@ -269,6 +274,16 @@ class FromStore:
                 replay.close(chunk.meta.session)
             batches.append(_without_axis(_draw(replay, _COMPARED_STEPS).batches))
         return batches
+
+    def _as_good_as_learned(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+        """The chunks without episodes that would not be learned from for their returns."""
+        if self._replay.needs.best_share == 1:
+            return chunks
+        pieces = {chunk.meta.id: pieces_of(chunk) for chunk in chunks}
+        returns = returns_of(pieces, max_reward=self._source.max_reward)
+        best = rows_from(pieces, returns, self._source.least_return)
+        some = (_with_rows(chunk, best[chunk.meta.id]) for chunk in chunks)
+        return [chunk for chunk in some if chunk is not None]
 
     def _end(self, session: uuid.UUID) -> None:
         if self._received_s.pop(session, None) is not None:
@@ -371,17 +386,21 @@ def _without_axis(batches: Batch) -> Batch:
 
 def people_in(chunk: Chunk) -> Chunk | None:
     """The chunk without episodes that a bot or actor played in; None if no episode is left."""
-    by_people = people_rows(chunk)
-    if by_people.all():
+    return _with_rows(chunk, people_rows(chunk))
+
+
+def _with_rows(chunk: Chunk, is_kept: NDArray[np.bool_]) -> Chunk | None:
+    """The chunk with these rows only, those of whole pieces of episodes; None without any."""
+    if is_kept.all():
         return chunk
-    if not by_people.any():
+    if not is_kept.any():
         return None
-    row_no = np.cumsum(by_people) - 1
+    row_no = np.cumsum(is_kept) - 1
     notes = tuple(
         replace(note, row=int(row_no[note.row]))
         for note in chunk.meta.episodes
-        if by_people[note.row]
+        if is_kept[note.row]
     )
-    columns = {name: column[by_people] for name, column in chunk.columns.items()}
+    columns = {name: column[is_kept] for name, column in chunk.columns.items()}
     n_steps = int((columns["row"] == RowKind.STEP).sum())
     return Chunk(replace(chunk.meta, n_steps=n_steps, episodes=notes), columns)

@@ -48,6 +48,9 @@ class BcConfig:
     the actions are north, south, west and east. If it is empty, the learner service finds it and
     tries it on held-out steps, unless it is `none`."""
     max_gradient: float = setting(10.0, 1e-3, 1e6, "largest gradient norm")
+    best_share: float = setting(
+        1.0, 1e-3, 1.0, "share of the recorded episodes that are cloned, those with best returns"
+    )
 
     def __post_init__(self) -> None:
         check_centre(self.centre)
@@ -84,7 +87,12 @@ class Bc:
 
     @property
     def needs(self) -> Transitions:
-        return Transitions(batch=self.config.batch, stack=self.config.stack, is_cloning=True)
+        return Transitions(
+            batch=self.config.batch,
+            stack=self.config.stack,
+            is_cloning=True,
+            best_share=self.config.best_share,
+        )
 
     @cached_property
     def head(self) -> Head:
