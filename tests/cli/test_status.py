@@ -221,11 +221,23 @@ def test_an_unreadable_role_status_is_reported_as_silent(tmp_path: Path, held: E
 def test_status_without_running_roles_names_the_command_that_starts_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
 ):
-    assert run_command(["status", "--data", str(tmp_path / "D"), "--json"]) == 1
+    assert run_command(["status", "--data", str(tmp_path), "--json"]) == 1
     fields = json.loads(capsys.readouterr().out)
     assert (fields["roles"], fields["games"], fields["steps"]) == ([], [], 0)
     assert fields["next"][0].startswith("nothing is running; next: understudy up")
-    assert not (tmp_path / "D").exists()
+
+
+def test_a_folder_that_does_not_exist_is_rejected_instead_of_reported_as_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    data = tmp_path / "typo"
+    assert run_command(["status", "--data", str(data)]) == 2
+    assert f"{data} does not exist; pass the data folder" in capsys.readouterr().err
+    assert run_command(["doctor", "--data", str(data), "--json"]) == 0
+    *_, check = json.loads(capsys.readouterr().out)["checks"]
+    assert (check["name"], check["colour"]) == ("data folder", "yellow")
+    assert check["result"] == f"{data} does not exist"
+    assert not data.exists()
 
 
 def test_a_damaged_champion_is_unhealthy_and_the_rollback_is_shown(tmp_path: Path, held: ExitStack):

@@ -102,6 +102,14 @@ def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[DoctorCh
     yield from _disk(data.root if data is not None else Path(tempfile.gettempdir()))
     if data is not None:
         yield from _certificates(config)
+        if not data.root.exists():
+            yield DoctorCheck(
+                "data folder",
+                "yellow",
+                f"{data.root} does not exist",
+                f"check --data, or create it: understudy up --data {data.root}",
+            )
+            return
         if reason := why_unusable(data.root):
             yield DoctorCheck("data folder", "red", reason)  # the message names the next step
             return

@@ -38,6 +38,12 @@ _COLOURS = {"running": "green", "not running": "dim", "starting": "yellow", "sto
 def status(data_text: str | None, as_json: bool) -> int:
     """Show roles, rates, lag, games and models; exits 1 if something is wrong or nothing runs."""
     config = resolve({"data": data_text}).config
+    root = config.folder.root
+    if not root.exists():
+        raise ConfigError(
+            f"{root} does not exist; pass the data folder of a platform with --data, or create one "
+            f"with 'understudy up --data {root}'"
+        )
     urls = {"stream": config.stream.url, "store": config.store.url, "models": config.models.url}
     fields = platform_status(
         config.folder,
