@@ -16,7 +16,7 @@ from typing import Literal
 import click
 
 from understudy.backends.addresses import open_store, open_stream
-from understudy.backends.data import DataFolder, data_folder
+from understudy.backends.data import DataFolder, data_folder, stored_schemas
 from understudy.backends.deployment import (
     has_deployment,
     inspect_deployment,
@@ -285,11 +285,14 @@ def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
             return
         deployment = inspect_deployment(data, models=models)
         registry = deployment.registry
-        games = registry.games()
+        stored = stored_schemas(data)
+        games = sorted({*registry.games(), *stored})
         damaged = [
             f"{game} ({part}): {damage}"
             for game in games
-            for part, damage in registry.damage(game, every=True).items()
+            for part, damage in registry.damage(
+                game, every=True, schemas=stored.get(game, ())
+            ).items()
         ]
         if damage := deployment.keys.damage():
             damaged.append(f"keys: {damage}")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.backends.data import DataFolder, count_store
+from understudy.backends.data import DataFolder, count_store, stored_schemas
 from understudy.backends.deployment import has_deployment, inspect_deployment
 from understudy.cli.certificates import certificates, check_certificate
 from understudy.cli.options import common_options, count_of, examples, finish, format_count, results
@@ -259,9 +259,16 @@ def _games(
             deployment = inspect_deployment(data, models=models)
             if keys := deployment.keys.damage():
                 damage.append(f"keys: {keys}")
+            stored = stored_schemas(data)
             return [
-                _game(deployment.registry, name, steps.get(name, 0), reports.get(name, {}))
-                for name in deployment.registry.games()
+                _game(
+                    deployment.registry,
+                    name,
+                    steps=steps.get(name, 0),
+                    schemas=stored.get(name, ()),
+                    report=reports.get(name, {}),
+                )
+                for name in sorted({*deployment.registry.games(), *stored})
             ], damage
     except (ConfigError, StorageFailed) as error:
         damage.append(f"cannot read models: {error}")
@@ -272,7 +279,9 @@ def _games(
     ], damage
 
 
-def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> dict[str, Any]:
+def _game(
+    registry: Registry, name: str, *, steps: int, schemas: Sequence[str], report: dict[str, Any]
+) -> dict[str, Any]:
     try:
         catalogue = registry.catalogue(name)
     except Corrupt:
@@ -293,7 +302,7 @@ def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> 
             catalogue.models[number].name: verdict
             for number, verdict in sorted(catalogue.verdicts.items())
         },
-        "damage": registry.damage(name),
+        "damage": registry.damage(name, schemas=schemas),
         **_shown(report),
     }
 
