@@ -503,6 +503,35 @@ def test_after_a_forget_a_later_algorithm_trains_the_replacement(made: Recording
     assert read_nos[0] <= read_nos[1] < read_nos[2]
 
 
+def test_after_a_forget_other_trainings_that_read_the_player_lose_their_checkpoints(made: Recording):
+    made.play(person(0.5), 12, player=b"p" * 16)
+    made.play(person(0.5), 12)
+    folder = made.data.root / "learner" / "cart"
+    wider = replace(CLONES, settings={"bc": SMALL | {"widths": [32]}})
+    for config in (wider, CLONES):
+        with role_of(made, config) as role:
+            assert until_idle(role)["champion"] == 1
+    assert len(list(folder.iterdir())) == 2
+    notes = folder / "notes"
+    notes.mkdir()
+    (notes / "000000000001.safetensors").write_text("not the learner's")
+    names = (b"p" * 16).hex().encode()
+    assert all(any(names in p.read_bytes() for p in f.iterdir()) for f in folder.glob("bc-*"))
+    with made.open() as store:
+        store.forget(b"p" * 16)
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["canary"], "a replacement"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert not any(names in path.read_bytes() for path in files)
+    assert len({path.parent for path in folder.glob("bc-*/*.safetensors")}) == 1
+    assert (notes / "000000000001.safetensors").exists()
+    with role_of(made, wider) as role:  # trained again, after the event
+        until_idle(role)
+    with role_of(made, CLONES) as role:
+        until_idle(role)
+    assert len({path.parent for path in folder.glob("bc-*/*.safetensors")}) == 2
+
+
 def test_another_share_for_people_is_another_training_of_dqn_but_not_of_bc(made: Recording):
     def folders() -> set[str]:
         return {path.name for path in (made.data.root / "learner" / "cart").iterdir()}

@@ -16,6 +16,7 @@ except where noted:
 
 import math
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import structlog
@@ -32,7 +33,12 @@ from understudy.models.gate import GateDecision, Played, compared_with_champion
 from understudy.models.manifest import Lineage, model_name
 from understudy.nn.policy import Policy
 from understudy.release.candidate_ranking import MAX_STEPS, CandidateRanking, may_rank
-from understudy.release.game_training import GameTraining, ServiceContext, network_bytes
+from understudy.release.game_training import (
+    GameTraining,
+    ServiceContext,
+    delete_forgotten,
+    network_bytes,
+)
 from understudy.release.gatekeeper import (
     Returns,
     held_out_play,
@@ -93,6 +99,8 @@ class GameLearner:
         self._gave_up_why = ""
         self._retry_at_s = 0.0
         self._read_canary_s = 0.0
+        self._deleted_at: tuple[Any, ...] = ()
+        """The newest `forget` event and the folders in use when checkpoints were last deleted."""
         self._calibrated: dict[str, int] = {}
         """Episodes at a skill at the last calibration, by model."""
 
@@ -183,6 +191,7 @@ class GameLearner:
             self._algorithm = algorithm
             self._n_failures = 0
         training = self._training_for(spec, algorithm)
+        self._delete_forgotten()
         # Reads what is new in the store, and evicts what was erased from it.
         training.engine.follow()
         if self._judge_canaries():
@@ -471,6 +480,25 @@ class GameLearner:
             f"{model_name(self.game, champion)} may contain what it learned from players who were "
             f"forgotten since; {outcome}"
         )
+
+    def _delete_forgotten(self) -> None:
+        """Delete what trainings that do not continue have learned from forgotten players."""
+        stats = self._context.store_stats
+        schemas = stats.schemas.get(self.game, {})
+        forgotten = {schema: stats.forgotten(self.game, schema) for schema in schemas}
+        in_use = [
+            folder
+            for training in (self._training, self._clone)
+            if training is not None
+            for folder in training.folders
+        ]
+        state = (max(chain(*forgotten.values()), default=0), *in_use)
+        if state == self._deleted_at or not state[0]:
+            return
+        self._deleted_at = state
+        folder = self._context.data.root / "learner" / self.game
+        for path in delete_forgotten(folder, forgotten, in_use=in_use):
+            _log.info("checkpoints_deleted", game=self.game, folder=path.name, why="a forget")
 
     def _calibrate(self, now: Catalogue, champion: Alias) -> None:
         """Publish the noise of each skill, if enough was played at the last one."""

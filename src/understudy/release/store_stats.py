@@ -249,7 +249,7 @@ class StoreStats:
             for recorded in schemas.values():
                 if (recorded.players | self._unread_players) & bit:
                     recorded.forgotten = [*recorded.forgotten, arrival_no][-_MAX_FORGETS:]
-        self._drop_episodes(_player_hash(tombstone))
+        self._drop_episodes(player_hash(tombstone))
 
     def _drop_episodes(self, player: str) -> None:
         """Remove a forgotten player's episodes from the returns of people and models."""
@@ -295,7 +295,7 @@ class StoreStats:
             if is_first or running is None or running.next_chunk != meta.chunk_no:
                 running = _Open(meta.chunk_no, received_s, received_s, 0.0, None, is_first)
                 running.schema = meta.schema
-                running.player = _player_hash(tombstone_of(item.frame.player))
+                running.player = player_hash(tombstone_of(item.frame.player))
             running.total += float(columns["reward"][rows][is_step].astype(np.float64).sum())
             # The first chunks of an episode may lack the model: a client names it once it decides.
             if running.model is not None and (note.model, note.noise) != (
@@ -458,7 +458,7 @@ def _recorded(
     )
 
 
-def _player_hash(tombstone: bytes) -> str:
+def player_hash(tombstone: bytes) -> str:
     """How a player is named in the saved statistics, which so contain no pseudonym."""
     return tombstone.hex()[:16]
 
