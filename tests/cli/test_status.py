@@ -98,6 +98,25 @@ def test_the_control_of_a_trial_is_shown(tmp_path: Path, capsys: pytest.CaptureF
     assert [row["aliases"] for row in rows["models"]] == [["control"], ["champion"], ["canary"]]
 
 
+def test_a_canary_that_replaces_a_champion_after_a_forget_is_not_said_to_be_better(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
+):
+    data = tmp_path / "D"
+    deployment = open_deployment(DataFolder(data))
+    for at, name in enumerate(("one", "two")):
+        release_run(deployment, a_run(tmp_path / name, seed=at))
+    deployment.registry.set_alias(GAME.game, "canary", 2, why="test", share=0.5)
+    for margin, claim in (
+        (0.0, "a proof that it is better)"),
+        (0.1, "a proof that this replacement after forget is at most 0.1 of the range worse)"),
+    ):
+        learned = LEARNT | {"canary_evidence": 0.5, "canary_margin": margin}
+        leave(data, "learner", held, report={"games": {GAME.game: learned}}, at_s=4e9)
+        held.close()
+        run_command(["status", "--data", str(data)])
+        assert claim in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_waiting_silent_or_ended_role_is_unhealthy(tmp_path: Path, held: ExitStack):
     leave(tmp_path, "gateway", held, state="waiting", last_error="ended with exit code 7: no luck")
     leave(tmp_path, "ingest", None, state="ended")

@@ -440,6 +440,7 @@ def test_after_a_forget_a_replacement_is_trained_at_once_and_passes_if_it_is_not
     with role_of(made, CLONES) as role:  # another one, which was not running when it happened
         status = until_idle(role)
         assert (status["champion"], status["canary"], status["models"]) == (1, 2, 2)
+        assert status["canary_margin"] == 0.1
         assert status["forgotten"] == (
             "cart/1 may contain what it learned from players who were forgotten since; its "
             "replacement cart/2 is on trial"
@@ -460,6 +461,49 @@ def test_after_a_forget_a_replacement_is_trained_at_once_and_passes_if_it_is_not
         else "cart/1 may contain what it learned from players who were forgotten since; its "
         "replacement cart/2 was not promoted, so it stays"
     )
+
+
+def test_after_another_forget_the_next_replacement_is_trained_once_the_first_one_is_decided(
+    made: Recording,
+):
+    for player in (b"p" * 16, b"q" * 16):
+        made.play(person(0.5), 12, player=player)
+    made.play(person(0.5), 12)
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+        with made.open() as store:
+            store.forget(b"p" * 16)
+        assert until_idle(role)["canary"] == 2
+        with made.open() as store:
+            store.forget(b"q" * 16)
+        status = until_idle(role)
+        assert (status["canary"], status["models"]) == (2, 2)
+        assert status["forgotten"].endswith(
+            "; its replacement cart/2 is on trial, and the next one is trained once that is decided"
+        )
+        made.registry().withdraw("cart", why="by hand")
+        status = until_idle(role)
+    assert status["canary"] == 3
+    assert status["forgotten"].endswith("; its replacement cart/3 is on trial")
+
+
+def test_after_a_forget_during_a_training_the_replacement_is_trained_after_it(made: Recording):
+    made.play(person(0.5), 12, player=b"p" * 16)
+    made.play(person(0.5), 12)
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+        made.play(person(0.5), 24)
+        while role.status()["games"]["cart"]["updates"] != 64:
+            role.step()
+        with made.open() as store:
+            store.forget(b"p" * 16)
+        role.step()
+        assert role.status()["games"]["cart"]["forgotten"].endswith(
+            "; a replacement is trained after the training that is under way"
+        )
+        status = until_idle(role)
+    assert (status["canary"], status["models"]) == (3, 3)
+    assert status["forgotten"].endswith("; its replacement cart/3 is on trial")
 
 
 @pytest.mark.parametrize("config", [CLONES, CONFIG], ids=["bc", "dqn"])
@@ -503,7 +547,9 @@ def test_after_a_forget_a_later_algorithm_trains_the_replacement(made: Recording
     assert read_nos[0] <= read_nos[1] < read_nos[2]
 
 
-def test_after_a_forget_other_trainings_that_read_the_player_lose_their_checkpoints(made: Recording):
+def test_after_a_forget_other_trainings_that_read_the_player_lose_their_checkpoints(
+    made: Recording,
+):
     made.play(person(0.5), 12, player=b"p" * 16)
     made.play(person(0.5), 12)
     folder = made.data.root / "learner" / "cart"

@@ -95,10 +95,13 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
     bots = f"champion {name}/{game['champion']}" if game.get("champion") else "no bot yet"
     if game.get("canary"):
         evidence = min(max(game.get("canary_evidence", 0.0), 0.0), 1.0)
+        claim = "it is better"
+        if margin := game.get("canary_margin"):
+            claim = f"this replacement after forget is at most {margin:g} of the range worse"
         bots += (
             f", canary {name}/{game['canary']} "
             f"({count_of(game.get('canary_episodes', 0), 'episode')}, "
-            f"{evidence:.0%} of the way to a proof that it is better)"
+            f"{evidence:.0%} of the way to a proof that {claim})"
         )
     if game.get("control"):
         bots += f", control {name}/{game['control']}"
@@ -324,6 +327,7 @@ def _shown(report: dict[str, Any]) -> dict[str, Any]:
         "consent_unknown_steps",
         "canary_episodes",
         "canary_evidence",
+        "canary_margin",
         "people",
         "returns",
         "skills",

@@ -468,12 +468,25 @@ class GameLearner:
             and not training.marks.updates
             and self._next.action == "wait"
         )
-        if not replacement or learned_before(now, replacement, [newest]):
+        is_busy = (
+            training is not None
+            and training.spec.schema == schema
+            and training.algorithm != "dqn"
+            and training.updates > 0
+            and not training.marks.updates
+            and training.marks.read_no < newest
+        )
+        is_due = not replacement or learned_before(now, replacement, [newest])
+        if replacement and now.model_of("canary", schema) == replacement:
+            outcome = f"its replacement {name} is on trial"
+            if is_due:
+                outcome += ", and the next one is trained once that is decided"
+        elif is_due:
             outcome = "a replacement is trained"
             if is_waiting and (missing := self._next.missing_steps):
                 outcome = f"a replacement waits for {missing} more {plural(missing, 'step')}"
-        elif now.model_of("canary", schema) == replacement:
-            outcome = f"its replacement {name} is on trial"
+            elif is_busy:
+                outcome = "a replacement is trained after the training that is under way"
         else:
             outcome = f"its replacement {name} was not promoted, so it stays"
         return (
@@ -637,6 +650,8 @@ class GameLearner:
             "canary": canary,
             "canary_evidence": context.keeper.evidence(self.game, spec.schema) if spec else 0.0,
             "canary_episodes": self._canary_episodes(now, spec.schema) if spec else 0,
+            # Above 0: it replaces the champion after a forget, and need not be better.
+            "canary_margin": self._margin(now, on_trial.model_no) if on_trial and canary else 0.0,
             "control": control.model_no if control else 0,
             **(context.store_stats.progress(self.game, spec.schema) if spec else {}),
             "skills": self._skills(now, spec.schema) if spec else {},
