@@ -365,6 +365,27 @@ def test_steps_and_bots_are_shown_by_schema_if_a_game_has_several(
     assert "schema " not in capsys.readouterr().out.replace("of its schema", "")
 
 
+def test_equal_schedules_are_shown_once_and_long_lines_are_wrapped(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    held: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    line = "from 20000 steps of people and bots on: iql instead, in the same way, " * 2
+    other = LEARNT | {"schedule": ["another one"]}
+    learned = LEARNT | {"schedule": [line.strip()], "why": "[/b] " * 30}
+    games = {"hexagon": learned, "maze": other, "pong": learned}
+    leave(tmp_path, "learner", held, report={"games": games}, at_s=4e9)
+    run_command(["status", "--data", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    words = " ".join(said.split())
+    assert (words.count(line.strip()), words.count("another one")) == (1, 1)
+    assert "\n  schedule: the same as that of hexagon\n" in said
+    assert learned["why"].strip() in words
+
+
 def test_the_text_output_shows_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
 ):
@@ -384,7 +405,7 @@ def test_the_text_output_shows_the_same(
         last_error="[oops]",
     )
     assert run_command(["status", "--data", str(data)]) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     for words in (
         "learner",
         "[oops]",

@@ -9,11 +9,20 @@ import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from understudy.backends.data import DataFolder, count_store, stored_schemas
 from understudy.backends.deployment import has_deployment, inspect_deployment
 from understudy.cli.certificates import certificates, check_certificate
-from understudy.cli.options import common_options, count_of, examples, finish, format_count, results
+from understudy.cli.options import (
+    common_options,
+    count_of,
+    examples,
+    finish,
+    format_count,
+    paragraph,
+    results,
+)
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed
 from understudy.experience.intake import why_unusable
@@ -60,14 +69,29 @@ def _print(out: Console, fields: dict[str, Any]) -> None:
     if fields["url"]:
         out.print(f"listening at {fields['url']}")
     for part, url in fields["elsewhere"].items():
-        out.print(f"{part} at {escape(url)}", soft_wrap=True)
+        _print_line(out, f"{part} at {url}")
     if fields["roles"]:
         out.print(_roles(fields["roles"]))
     out.print(f"{count_of(fields['steps'], 'step')} stored")
+    schedules: dict[tuple[str, ...], str] = {}
     for game in fields["games"]:
         _print_game(out, game)
+        _print_schedule(out, game, schedules)
+        for problem in ("forgotten", "gave_up"):
+            if game.get(problem):
+                _print_line(out, game[problem], indent="  ", style="red")
     for advice in fields["next"]:
+        # Not wrapped, since it names commands to copy.
         out.print(f"[yellow]![/] {escape(advice)}", soft_wrap=True)
+
+
+def _print_line(
+    out: Console, text: str, *, indent: str = "", style: str = "", first_style: str = ""
+) -> None:
+    """Print a text as lines of the console's width; `first_style` is that of its first word."""
+    lines = Text(paragraph(text, width=out.width, indent=indent), style=style)
+    lines.stylize(first_style, 0, len(indent) + len(text.partition(" ")[0]))
+    out.print(lines, soft_wrap=True)
 
 
 def _roles(roles: list[dict[str, Any]]) -> Table:
@@ -91,7 +115,7 @@ def _roles(roles: list[dict[str, Any]]) -> Table:
 
 
 def _print_game(out: Console, game: dict[str, Any]) -> None:
-    name = escape(game["game"])
+    name = game["game"]
     bots = f"champion {name}/{game['champion']}" if game.get("champion") else "no bot yet"
     if game.get("canary"):
         evidence = min(max(game.get("canary_evidence", 0.0), 0.0), 1.0)
@@ -108,26 +132,35 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
     models = (
         f"{count_of(game['models'], 'model')}, {bots}" if "models" in game else "models unknown"
     )
-    out.print(f"[bold]{name}[/]: {count_of(game['steps'], 'step')}, {models}")
-    for line in _schemas(game):
-        out.print(f"  {escape(line)}", soft_wrap=True)
+    _print_line(out, f"{name}: {count_of(game['steps'], 'step')}, {models}", first_style="bold")
+    lines = _schemas(game)
     if game.get("why"):
         phase = f"{game['phase']}, " if game["phase"] else ""
-        out.print(f"  {phase}{game['doing']}: {escape(game['why'])}", soft_wrap=True)
+        lines.append(f"{phase}{game['doing']}: {game['why']}")
     if missing_steps := game.get("missing_steps"):
         what = "next candidate" if game.get("champion") else "first bot"
-        out.print(f"  {what}: after {count_of(missing_steps, 'more step')}", soft_wrap=True)
-    for model, verdict in list(game.get("verdicts", {}).items())[-_SHOWN_VERDICTS:]:
-        out.print(f"  {escape(f'{model}: {verdict}')}", soft_wrap=True)
+        lines.append(f"{what}: after {count_of(missing_steps, 'more step')}")
+    verdicts = list(game.get("verdicts", {}).items())[-_SHOWN_VERDICTS:]
+    lines += [f"{model}: {verdict}" for model, verdict in verdicts]
     if returns := _returns(game):
-        out.print(f"  returns: {escape(returns)}", soft_wrap=True)
+        lines.append(f"returns: {returns}")
     if skills := _skills(game):
-        out.print(f"  skills: {skills}", soft_wrap=True)
-    for line in game.get("schedule", ()):
-        out.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
-    for problem in ("forgotten", "gave_up"):
-        if game.get(problem):
-            out.print(f"  [red]{escape(game[problem])}[/]", soft_wrap=True)
+        lines.append(f"skills: {skills}")
+    for line in lines:
+        _print_line(out, line, indent="  ")
+
+
+def _print_schedule(
+    out: Console, game: dict[str, Any], schedules: dict[tuple[str, ...], str]
+) -> None:
+    """Print a game's schedule, or the name of the game for which the same one was printed."""
+    schedule = tuple(game.get("schedule", ()))
+    same = schedules.setdefault(schedule, game["game"])
+    lines = schedule
+    if schedule and same != game["game"]:
+        lines = (f"schedule: the same as that of {same}",)
+    for line in lines:
+        _print_line(out, line, indent="  ", style="dim")
 
 
 def _schemas(game: dict[str, Any]) -> list[str]:
