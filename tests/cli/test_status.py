@@ -374,7 +374,8 @@ def test_equal_schedules_are_shown_once_and_long_lines_are_wrapped(
     monkeypatch.setenv("COLUMNS", "80")
     line = "from 20000 steps of people and bots on: iql instead, in the same way, " * 2
     other = LEARNT | {"schedule": ["another one"]}
-    learned = LEARNT | {"schedule": [line.strip()], "why": "[/b] " * 30}
+    why = " ".join(["[/b]"] * 30)
+    learned = LEARNT | {"schedule": [line.strip()], "why": why}
     games = {"hexagon": learned, "maze": other, "pong": learned}
     leave(tmp_path, "learner", held, report={"games": games}, at_s=4e9)
     run_command(["status", "--data", str(tmp_path)])
@@ -383,7 +384,7 @@ def test_equal_schedules_are_shown_once_and_long_lines_are_wrapped(
     words = " ".join(said.split())
     assert (words.count(line.strip()), words.count("another one")) == (1, 1)
     assert "\n  schedule: the same as that of hexagon\n" in said
-    assert learned["why"].strip() in words
+    assert why in words
 
 
 def test_the_text_output_shows_the_same(
