@@ -122,6 +122,23 @@ def test_doctor_and_version_report_the_installation(folder: str) -> None:
     assert understudy("--version").stdout == f"understudy {versions['understudy']}\n"
 
 
+def test_a_deleted_spec_of_stored_steps_is_named(folder: str, tmp_path: Path) -> None:
+    data = tmp_path / "D"
+    shutil.copytree(folder, data)
+    assert understudy_here("keys", "create", "--data", str(data)).returncode == 0
+    assert understudy_here("games", "list", "--data", str(data)).returncode == 0
+    (spec,) = (data / "models" / "games" / "CartPole-v1").glob("*.json")
+    spec.unlink()
+    listed = understudy_here("games", "list", "--data", str(data))
+    assert listed.returncode == 1
+    missing = f"games/CartPole-v1/{spec.name} is missing, although steps of it are stored"
+    assert f"CartPole-v1: its spec is damaged: {missing}" in listed.stdout
+    checked = understudy_here("doctor", "--data", str(data))
+    assert checked.returncode == 1
+    assert f"CartPole-v1 (spec): {missing}" in checked.stdout
+    assert missing in understudy_here("status", "--data", str(data)).stdout
+
+
 def test_a_lost_key_is_named_in_one_line_and_by_the_doctor(folder: str, tmp_path: Path) -> None:
     data = tmp_path / "D"
     shutil.copytree(folder, data)

@@ -18,6 +18,7 @@ from tests.backends.test_deployment import GAME, a_run
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment, signing_key
 from understudy.cli.root import run as run_command
+from understudy.client.connect import connect
 from understudy.core.errors import StorageFailed
 from understudy.experience.game import game_spec
 from understudy.experience.intake import deployment_key
@@ -88,7 +89,7 @@ def test_names_that_look_like_markup_are_shown_unchanged(ask: Asked):
     assert ask("keys list")[0].count("[/x]") == 2
     ask("games add pong --obs 2 --actions 2")
     ask("ingest --until-empty")
-    assert "no data of [/x] found in pong" in ask("data forget [/x]")[0]
+    assert "no steps of [/x] exist in pong, so none were erased" in ask("data forget [/x]")[0]
     assert ask.json("data forget [/x]")["chunks"] == 0
 
 
@@ -222,9 +223,18 @@ def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_
     assert [one["why"] for one in shown["champion_since"]] == ["better"]
     assert "bytes and signature are valid" in ask("models show pong/1")[0]
     assert ask.json("models rollback pong")["champion"] == 1
-    deployment_key(tmp_path / "D")
-    (tmp_path / "D" / "spool").mkdir()
-    assert "keep what they learned: pong/1, pong/2" in ask("data forget ada")[0]
+    game = connect("pong", obs=2, actions=["up", "down"], data=tmp_path / "D", consent="granted")
+    with game:
+        episode = game.episode(player="ada")
+        episode.acted(obs=[0.0, 1.0], action="up")
+        episode.end(result="win")
+    typo = ask("data forget adda")[0]
+    assert typo.startswith("no steps of adda exist in pong, so none were erased; check the name\n")
+    for words in ("of the stream", "keep what they learned"):
+        assert words not in typo
+    erased = ask("data forget ada")[0]
+    assert erased.startswith("erased 1 chunk and 0 spooled sessions of ada; deleted ")
+    assert "keep what they learned: pong/1, pong/2" in erased
     assert "does not exist" in ask("models promote pong/9", code=2)[1]
     assert "the newest are pong/1, pong/2" in ask("models show pong/9", code=2)[1]
     assert "pinball has no models yet" in ask("models show pinball/1", code=2)[1]

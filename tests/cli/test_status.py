@@ -98,6 +98,25 @@ def test_the_control_of_a_trial_is_shown(tmp_path: Path, capsys: pytest.CaptureF
     assert [row["aliases"] for row in rows["models"]] == [["control"], ["champion"], ["canary"]]
 
 
+def test_a_canary_that_replaces_a_champion_after_a_forget_is_not_said_to_be_better(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
+):
+    data = tmp_path / "D"
+    deployment = open_deployment(DataFolder(data))
+    for at, name in enumerate(("one", "two")):
+        release_run(deployment, a_run(tmp_path / name, seed=at))
+    deployment.registry.set_alias(GAME.game, "canary", 2, why="test", share=0.5)
+    for margin, claim in (
+        (0.0, "a proof that it is better)"),
+        (0.1, "a proof that this replacement after forget is at most 0.1 of the range worse)"),
+    ):
+        learned = LEARNT | {"canary_evidence": 0.5, "canary_margin": margin}
+        leave(data, "learner", held, report={"games": {GAME.game: learned}}, at_s=4e9)
+        held.close()
+        run_command(["status", "--data", str(data)])
+        assert claim in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_waiting_silent_or_ended_role_is_unhealthy(tmp_path: Path, held: ExitStack):
     leave(tmp_path, "gateway", held, state="waiting", last_error="ended with exit code 7: no luck")
     leave(tmp_path, "ingest", None, state="ended")
@@ -221,11 +240,23 @@ def test_an_unreadable_role_status_is_reported_as_silent(tmp_path: Path, held: E
 def test_status_without_running_roles_names_the_command_that_starts_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
 ):
-    assert run_command(["status", "--data", str(tmp_path / "D"), "--json"]) == 1
+    assert run_command(["status", "--data", str(tmp_path), "--json"]) == 1
     fields = json.loads(capsys.readouterr().out)
     assert (fields["roles"], fields["games"], fields["steps"]) == ([], [], 0)
     assert fields["next"][0].startswith("nothing is running; next: understudy up")
-    assert not (tmp_path / "D").exists()
+
+
+def test_a_folder_that_does_not_exist_is_rejected_instead_of_reported_as_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    data = tmp_path / "typo"
+    assert run_command(["status", "--data", str(data)]) == 2
+    assert f"{data} does not exist; pass the data folder" in capsys.readouterr().err
+    assert run_command(["doctor", "--data", str(data), "--json"]) == 0
+    *_, check = json.loads(capsys.readouterr().out)["checks"]
+    assert (check["name"], check["colour"]) == ("data folder", "yellow")
+    assert check["result"] == f"{data} does not exist"
+    assert not data.exists()
 
 
 def test_a_damaged_champion_is_unhealthy_and_the_rollback_is_shown(tmp_path: Path, held: ExitStack):
@@ -334,6 +365,28 @@ def test_steps_and_bots_are_shown_by_schema_if_a_game_has_several(
     assert "schema " not in capsys.readouterr().out.replace("of its schema", "")
 
 
+def test_equal_schedules_are_shown_once_and_long_lines_are_wrapped(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    held: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    line = "from 20000 steps of people and bots on: iql instead, in the same way, " * 2
+    other = LEARNT | {"schedule": ["another one"]}
+    why = " ".join(["[/b]"] * 30)
+    learned = LEARNT | {"schedule": [line.strip()], "why": why}
+    games = {"hexagon": learned, "maze": other, "pong": learned}
+    leave(tmp_path, "learner", held, report={"games": games}, at_s=4e9)
+    run_command(["status", "--data", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    words = " ".join(said.split())
+    assert (words.count(line.strip()), words.count("another one")) == (1, 1)
+    assert "\n  schedule: the same as that of hexagon\n" in said
+    assert why in words
+
+
 def test_the_text_output_shows_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
 ):
@@ -353,7 +406,7 @@ def test_the_text_output_shows_the_same(
         last_error="[oops]",
     )
     assert run_command(["status", "--data", str(data)]) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     for words in (
         "learner",
         "[oops]",

@@ -304,6 +304,10 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
             "--algorithm is for ppo, and --preset dqn-vector for",
         ),
         (["Pendulum-v1", "--algorithm", "dqn"], "use ppo"),
+        (
+            [GAME, "--algorithm", "bc", "--set", "symmetry=rows 1,0"],
+            "symmetry is 'rows 1,0', but no centre is set",
+        ),
     ],
 )
 def test_wrong_use_is_rejected_in_one_message_and_leaves_nothing(

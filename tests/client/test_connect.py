@@ -614,3 +614,31 @@ def test_a_folder_whose_platform_reads_from_elsewhere_is_rejected(tmp_path: Path
     (tmp_path / "backends.json").write_text("{")
     with pytest.raises(ConfigError, match=r"cannot be read .JSONDecodeError.; restore it"):
         connect("pong", obs=2, actions=2, data=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (lambda: ClientConfig(kind="robot"), "use one of "),
+        (
+            lambda: connect("g", obs=2, actions=2, data="unused", consent="yes"),
+            "consent is 'yes'; use one of granted, denied and unknown",
+        ),
+        (lambda: SenderConfig(linger_s=0), "linger_s is 0; use seconds above 0"),
+        (lambda: SenderConfig(retry_cap_s=None), "retry_cap_s is None; use seconds above 0"),  # type: ignore[arg-type]
+        (
+            lambda: game_spec("g", obs=2, actions={"m": 3}),  # type: ignore[dict-item]
+            "actions['m'] is 3; give a space",
+        ),
+        (
+            lambda: game_spec("g", obs={1: 2}, actions=2),  # type: ignore[dict-item]
+            "obs key 1 cannot name a column",
+        ),
+    ],
+)
+def test_messages_name_the_setting_and_list_the_choices_in_words(cause, said: str):
+    with pytest.raises((ConfigError, SpecError)) as told:
+        cause()
+    message = str(told.value)
+    assert said in message
+    assert not any(form in message for form in ("('", "SenderConfig(", "AttributeError"))

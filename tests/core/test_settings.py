@@ -162,3 +162,10 @@ def test_allowed_numbers_are_named_without_infinities(low: float, high: float, n
     leaf = Leaf("size", 1.0, Range(low, high, ""))
     with pytest.raises(ConfigError, match=f"size is nan; give {numbers}$"):
         check_value(leaf, math.nan)
+
+
+def test_a_number_without_a_limit_may_not_be_infinite():
+    leaf = Leaf("size", 1.0, Range(0.5, math.inf, ""))
+    assert check_value(leaf, 1e300) == 1e300
+    with pytest.raises(ConfigError, match=r"size is inf; give a finite number$"):
+        check_value(leaf, math.inf)

@@ -135,6 +135,9 @@ def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
             "gate.min_episodes is 50, more than gate.max_episodes, 10",
         ),
         ("[gate]\nerror = nan", "gate"),
+        ("[gateway]\ntarget_steps_s = inf", "gateway.target_steps_s is inf"),
+        ("[gateway]\ntarget_steps_s = nan", "gateway.target_steps_s is nan"),
+        ("[store]\nwindow_hours = inf", "store.window_hours is inf"),
         ("[gate]\nerror = 0.7", "gate.error is 0.7"),
     ],
 )

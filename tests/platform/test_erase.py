@@ -1,5 +1,6 @@
 """What `forget` erases besides the store, and that it names every place it could not erase."""
 
+import json
 import unicodedata
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from understudy.experience.intake import deployment_key, pseudonym
 from understudy.platform.config import Config, StreamSection
 from understudy.platform.erase import forget_in_remote_store, forget_player
 from understudy.platform.ingest import IngestRole
+from understudy.release.store_stats import StoreStats
 from understudy.stores.local import LocalStore
+from understudy.training.follower import StoreFollower
 
 SPEC = game_spec("tag", obs=3, actions=["left", "right"])
 
@@ -132,3 +135,33 @@ def test_a_remote_stream_and_checkpoints_that_name_the_player_are_named(data: Da
     assert set(answer["left"]) == {"stream", "learner"}
     assert str(checkpoint) in answer["left"]["learner"]
     assert not answer["is_finished"]
+
+
+def test_checkpoints_of_another_store_are_deleted_if_they_name_the_player(data: DataFolder) -> None:
+    ada = record(data, "ada")
+    aside = data.root / "learner-0123" / "tag" / "dqn-1"
+    aside.mkdir(parents=True)
+    for number, text in enumerate((ada.hex(), "another player")):
+        (aside / f"{number:012d}.safetensors").write_text(text)
+    answer = forget_player(data, "ada", game=None, timeout_s=5)
+    assert (answer["left"], answer["is_finished"]) == ({}, True)
+    assert [path.name for path in aside.iterdir()] == ["000000000001.safetensors"]
+
+
+def test_returns_in_the_learners_statistics_are_named(data: DataFolder) -> None:
+    ada = record(data, "ada")
+    statistics = data.root / "learner" / "store_stats.json"
+    statistics.parent.mkdir()
+    stats = StoreStats(StoreFollower(data.store))
+    while stats.follow():
+        pass
+    statistics.write_text(json.dumps(stats.state()))
+    answer = forget_player(data, "ada", game=None, timeout_s=5)
+    assert set(answer["left"]) == {"learner"}
+    assert "has returns of the player's episodes" in answer["left"]["learner"]
+    while stats.follow():
+        pass
+    statistics.write_text(json.dumps(stats.state()))
+    stats.close()
+    assert ada.hex() not in statistics.read_text()
+    assert forget_player(data, "ada", game=None, timeout_s=5)["is_finished"]

@@ -451,6 +451,7 @@ def test_after_a_forget_a_replacement_is_trained_at_once_and_passes_if_it_is_not
     with role_of(made, CLONES) as role:  # another one, which was not running when it happened
         status = until_idle(role)
         assert (status["champion"], status["canary"], status["models"]) == (1, 2, 2)
+        assert status["canary_margin"] == 0.1
         assert status["forgotten"] == (
             "cart/1 may contain what it learned from players who were forgotten since; its "
             "replacement cart/2 is on trial"
@@ -471,6 +472,49 @@ def test_after_a_forget_a_replacement_is_trained_at_once_and_passes_if_it_is_not
         else "cart/1 may contain what it learned from players who were forgotten since; its "
         "replacement cart/2 was not promoted, so it stays"
     )
+
+
+def test_after_another_forget_the_next_replacement_is_trained_once_the_first_one_is_decided(
+    made: Recording,
+):
+    for player in (b"p" * 16, b"q" * 16):
+        made.play(person(0.5), 12, player=player)
+    made.play(person(0.5), 12)
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+        with made.open() as store:
+            store.forget(b"p" * 16)
+        assert until_idle(role)["canary"] == 2
+        with made.open() as store:
+            store.forget(b"q" * 16)
+        status = until_idle(role)
+        assert (status["canary"], status["models"]) == (2, 2)
+        assert status["forgotten"].endswith(
+            "; its replacement cart/2 is on trial, and the next one is trained once that is decided"
+        )
+        made.registry().withdraw("cart", why="by hand")
+        status = until_idle(role)
+    assert status["canary"] == 3
+    assert status["forgotten"].endswith("; its replacement cart/3 is on trial")
+
+
+def test_after_a_forget_during_a_training_the_replacement_is_trained_after_it(made: Recording):
+    made.play(person(0.5), 12, player=b"p" * 16)
+    made.play(person(0.5), 12)
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+        made.play(person(0.5), 24)
+        while role.status()["games"]["cart"]["updates"] != 64:
+            role.step()
+        with made.open() as store:
+            store.forget(b"p" * 16)
+        role.step()
+        assert role.status()["games"]["cart"]["forgotten"].endswith(
+            "; a replacement is trained after the training that is under way"
+        )
+        status = until_idle(role)
+    assert (status["canary"], status["models"]) == (3, 3)
+    assert status["forgotten"].endswith("; its replacement cart/3 is on trial")
 
 
 @pytest.mark.parametrize("config", [CLONES, CONFIG], ids=["bc", "dqn"])
@@ -512,6 +556,37 @@ def test_after_a_forget_a_later_algorithm_trains_the_replacement(made: Recording
     assert "its replacement cart/3 is on trial" in status["forgotten"]
     read_nos = [now.models[number].lineage.config["read_no"] for number in (1, 2, 3)]
     assert read_nos[0] <= read_nos[1] < read_nos[2]
+
+
+def test_after_a_forget_other_trainings_that_read_the_player_lose_their_checkpoints(
+    made: Recording,
+):
+    made.play(person(0.5), 12, player=b"p" * 16)
+    made.play(person(0.5), 12)
+    folder = made.data.root / "learner" / "cart"
+    wider = replace(CLONES, settings={"bc": SMALL | {"widths": [32]}})
+    for config in (wider, CLONES):
+        with role_of(made, config) as role:
+            assert until_idle(role)["champion"] == 1
+    assert len(list(folder.iterdir())) == 2
+    notes = folder / "notes"
+    notes.mkdir()
+    (notes / "000000000001.safetensors").write_text("not the learner's")
+    names = (b"p" * 16).hex().encode()
+    assert all(any(names in p.read_bytes() for p in f.iterdir()) for f in folder.glob("bc-*"))
+    with made.open() as store:
+        store.forget(b"p" * 16)
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["canary"], "a replacement"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert not any(names in path.read_bytes() for path in files)
+    assert len({path.parent for path in folder.glob("bc-*/*.safetensors")}) == 1
+    assert (notes / "000000000001.safetensors").exists()
+    with role_of(made, wider) as role:  # trained again, after the event
+        until_idle(role)
+    with role_of(made, CLONES) as role:
+        until_idle(role)
+    assert len({path.parent for path in folder.glob("bc-*/*.safetensors")}) == 2
 
 
 def test_another_share_for_people_is_another_training_of_dqn_but_not_of_bc(made: Recording):

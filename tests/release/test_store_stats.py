@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from understudy.backends.data import DataFolder
 from understudy.core.names import new_session
 from understudy.experience.chunk import By, Chunk, split_chunk
 from understudy.experience.game import game_spec
-from understudy.models.calibration import SkillPlayed
+from understudy.experience.session import tombstone_of
 from understudy.release import store_stats
 from understudy.release.store_stats import StoreStats
 from understudy.testing.clock import START_S
@@ -316,7 +315,8 @@ def test_episodes_at_a_skill_or_a_temperature_count_apart(made: Recording):
     assert returns(made) == [10.0]
     stats = stats_of(made)
     assert stats.progress("cart", GAME.schema)["returns"] == {MODEL: {"episodes": 1, "mean": 10.0}}
-    assert stats.skilled(MODEL) == (1, deque([SkillPlayed("even", 0.3, 20.0)]))
+    n_skilled, (played,) = stats.skilled(MODEL)
+    assert (n_skilled, played[:3]) == (1, ("even", 0.3, 20.0))
     restored = StoreStats(StoreFollower(made.data.store))
     restored.restore(json.loads(json.dumps(stats.state())))
     assert restored.state() == stats.state()
@@ -338,7 +338,8 @@ def test_an_episode_at_a_skill_whose_bot_came_late_counts(made: Recording):
     left, right = split_chunk(at_skill(bot_chunk(20), skill="even", noise=0.3))
     made.store([at_skill(left, model=None, noise=None), right])
     stats = stats_of(made)
-    assert stats.skilled(MODEL) == (1, deque([SkillPlayed("even", 0.3, 20.0)]))
+    n_skilled, (played,) = stats.skilled(MODEL)
+    assert (n_skilled, played[:3]) == (1, ("even", 0.3, 20.0))
     stats.close()
 
 
@@ -376,6 +377,33 @@ def test_a_forget_concerns_the_schemas_that_the_player_has_played(made: Recordin
     assert resumed.forgotten("cart", GAME.schema) == [resumed.read_no]
     assert resumed.forgotten("other", other.schema) == ()
     resumed.close()
+
+
+def test_the_returns_of_a_forgotten_player_are_removed(made: Recording):
+    ada = b"p" * 16
+    open_chunk, _ = split_chunk(bot_chunk(30, number=25))
+    for player, number in ((ada, 21), (b"q" * 16, 31)):
+        made.play(person(), 2, player=player, max_steps=number)
+        made.store([bot_chunk(number, number=number)], player=player)
+        skilled = at_skill(bot_chunk(number, number=number + 1), skill="even", noise=0.3)
+        made.store([skilled], player=player)
+    made.store([named(bot_chunk(10, number=41), "cart/4")], player=ada)
+    made.store([open_chunk], player=ada)
+    stats = stats_of(made)
+    assert stats.progress("cart", GAME.schema)["returns"][MODEL] == {"episodes": 2, "mean": 26.0}
+    assert (stats.skilled(MODEL)[0], stats.settled_until_s(GAME.schema)) == (2, START_S)
+    with made.open() as store:
+        store.forget(ada)
+    while stats.follow():
+        pass
+    shown = stats.progress("cart", GAME.schema)
+    assert (shown["people"]["players"], shown["people"]["episodes"]) == (1, 2)
+    assert shown["returns"] == {MODEL: {"episodes": 1, "mean": 31.0}}
+    assert len(stats.newest_people(GAME.schema)) == 2
+    assert [played.return_ for played in stats.skilled(MODEL)[1]] == [31.0]
+    assert (stats.skilled(MODEL)[0], stats.settled_until_s(GAME.schema)) == (1, math.inf)
+    assert tombstone_of(ada).hex()[:16] not in json.dumps(stats.state())
+    stats.close()
 
 
 def test_a_forget_after_an_upgrade_concerns_every_schema_that_was_played_before(made: Recording):

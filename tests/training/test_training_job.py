@@ -159,6 +159,19 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_no_file_of_its_own(
     assert_same(held.latest(), checkpoint(1))
 
 
+def test_only_checkpoints_are_deleted_and_the_folder_if_nothing_else_is_in_it(tmp_path: Path):
+    held = Checkpoints(tmp_path / "held")
+    held.save(checkpoint(1))
+    note = tmp_path / "held" / "note.txt"
+    note.write_text("mine")
+    held.delete()
+    assert list((tmp_path / "held").iterdir()) == [note]
+    note.unlink()
+    held.save(checkpoint(2))
+    held.delete()
+    assert not (tmp_path / "held").exists()
+
+
 def test_saving_again_at_the_same_step_replaces(tmp_path: Path):
     held = Checkpoints(tmp_path)
     path = held.save(checkpoint(5))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from understudy.core.errors import ConfigError, InvalidName
+from understudy.core.errors import ConfigError, InvalidName, UnderstudyError
 from understudy.core.log import is_locked
 from understudy.core.names import game_name
 from understudy.experience.intake import RESTORING
@@ -153,6 +153,19 @@ def remote_stats(data: DataFolder, store: FullStore) -> dict[str, Any]:
         "parked": parked,
         "bytes": {name: _size(path) for name, path in parts.items()},
     }
+
+
+def stored_schemas(data: DataFolder) -> dict[str, list[str]]:
+    """Return the schemas of the recorded steps by game, from the store or its local copy."""
+    schemas: dict[str, list[str]] = {}
+    for folder in (data, DataFolder(data.root, store_name="window")):
+        # A damaged store is reported by `doctor`.
+        with contextlib.suppress(UnderstudyError):
+            if folder.has_store():
+                with StoreView(folder.store) as view:
+                    for spec in view.specs():
+                        schemas.setdefault(spec.game, []).append(spec.schema)
+    return schemas
 
 
 def count_store(data: DataFolder) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from understudy.cli.options import (
 from understudy.client.receipts import AckedFrame, read_receipts
 from understudy.core.errors import ConfigError
 from understudy.core.log import is_locked
+from understudy.core.wording import joined
 from understudy.platform.erase import (
     compact_store,
     forget_in_remote_store,
@@ -395,20 +396,24 @@ def forget(
     fields["models"] = released_models(data_text, fields["games"])
     fields["not_searched"] = ["backups", "exported files", "run folders"]
     out = results(as_json=as_json)
-    if not fields["chunks"] and not fields["spooled_sessions"]:
+    has_erased = bool(fields["chunks"] or fields["spooled_sessions"])
+    if has_erased:
         out.print(
-            f"no data of {escape(player)} found in {', '.join(fields['games'])}; check the name"
+            f"erased {count_of(fields['chunks'], 'chunk')} and "
+            f"{count_of(fields['spooled_sessions'], 'spooled session')} of {escape(player)}; "
+            f"deleted {format_size(fields['stream_bytes'])} of the stream"
         )
-    out.print(
-        f"erased {count_of(fields['chunks'], 'chunk')} and "
-        f"{count_of(fields['spooled_sessions'], 'spooled session')} of {escape(player)}; deleted "
-        f"{format_size(fields['stream_bytes'])} of the stream"
-    )
+    else:
+        out.print(
+            f"no steps of {escape(player)} exist in {joined(fields['games'])}, so none were "
+            "erased; check the name",
+            soft_wrap=True,
+        )
     out.print("frames that were recorded before now and arrive later will be rejected")
     for place, why in fields["left"].items():
         out.print(f"[yellow]not erased yet[/] in the {place}: {escape(why)}", soft_wrap=True)
     out.print(f"not searched: {', '.join(fields['not_searched'])}")
-    if fields["models"]:
+    if fields["models"] and has_erased:
         out.print(f"models released earlier keep what they learned: {', '.join(fields['models'])}")
     return finish(fields, as_json=as_json)
 

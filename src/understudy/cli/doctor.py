@@ -16,7 +16,7 @@ from typing import Literal
 import click
 
 from understudy.backends.addresses import open_store, open_stream
-from understudy.backends.data import DataFolder, data_folder
+from understudy.backends.data import DataFolder, data_folder, stored_schemas
 from understudy.backends.deployment import (
     has_deployment,
     inspect_deployment,
@@ -102,6 +102,14 @@ def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[DoctorCh
     yield from _disk(data.root if data is not None else Path(tempfile.gettempdir()))
     if data is not None:
         yield from _certificates(config)
+        if not data.root.exists():
+            yield DoctorCheck(
+                "data folder",
+                "yellow",
+                f"{data.root} does not exist",
+                f"check --data, or create it: understudy up --data {data.root}",
+            )
+            return
         if reason := why_unusable(data.root):
             yield DoctorCheck("data folder", "red", reason)  # the message names the next step
             return
@@ -277,11 +285,14 @@ def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
             return
         deployment = inspect_deployment(data, models=models)
         registry = deployment.registry
-        games = registry.games()
+        stored = stored_schemas(data)
+        games = sorted({*registry.games(), *stored})
         damaged = [
             f"{game} ({part}): {damage}"
             for game in games
-            for part, damage in registry.damage(game, every=True).items()
+            for part, damage in registry.damage(
+                game, every=True, schemas=stored.get(game, ())
+            ).items()
         ]
         if damage := deployment.keys.damage():
             damaged.append(f"keys: {damage}")

@@ -6,6 +6,7 @@ from typing import Any
 import click
 from rich.markup import escape
 
+from understudy.backends.data import stored_schemas
 from understudy.cli.deployed import deployment
 from understudy.cli.options import (
     ResultTable,
@@ -80,9 +81,11 @@ def add(
 @common_options
 def list_games(data_text: str | None, as_json: bool) -> int:
     """List registered games with their schemas and bots; exits 1 if something is damaged."""
-    registry = deployment(data_text, must_exist=True).registry
+    deployed = deployment(data_text, must_exist=True)
+    registry = deployed.registry
     rows: list[dict[str, Any]] = []
-    for name in registry.games():
+    stored = stored_schemas(deployed.data)
+    for name in sorted({*registry.games(), *stored}):
         specs = registry.specs(name, skips_damaged=True)
         try:
             catalogue = registry.catalogue(name)
@@ -95,7 +98,7 @@ def list_games(data_text: str | None, as_json: bool) -> int:
                 "models": len(catalogue.models),
                 "champion": catalogue.model_of("champion"),
                 "canary": catalogue.model_of("canary"),
-                "damage": registry.damage(name),
+                "damage": registry.damage(name, schemas=stored.get(name, ())),
             }
         )
     table = ResultTable(

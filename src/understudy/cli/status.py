@@ -9,11 +9,20 @@ import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from understudy.backends.data import DataFolder, count_store
+from understudy.backends.data import DataFolder, count_store, stored_schemas
 from understudy.backends.deployment import has_deployment, inspect_deployment
 from understudy.cli.certificates import certificates, check_certificate
-from understudy.cli.options import common_options, count_of, examples, finish, format_count, results
+from understudy.cli.options import (
+    common_options,
+    count_of,
+    examples,
+    finish,
+    format_count,
+    paragraph,
+    results,
+)
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed
 from understudy.experience.intake import why_unusable
@@ -38,6 +47,12 @@ _COLOURS = {"running": "green", "not running": "dim", "starting": "yellow", "sto
 def status(data_text: str | None, as_json: bool) -> int:
     """Show roles, rates, lag, games and models; exits 1 if something is wrong or nothing runs."""
     config = resolve({"data": data_text}).config
+    root = config.folder.root
+    if not root.exists():
+        raise ConfigError(
+            f"{root} does not exist; pass the data folder of a platform with --data, or create one "
+            f"with 'understudy up --data {root}'"
+        )
     urls = {"stream": config.stream.url, "store": config.store.url, "models": config.models.url}
     fields = platform_status(
         config.folder,
@@ -54,14 +69,29 @@ def _print(out: Console, fields: dict[str, Any]) -> None:
     if fields["url"]:
         out.print(f"listening at {fields['url']}")
     for part, url in fields["elsewhere"].items():
-        out.print(f"{part} at {escape(url)}", soft_wrap=True)
+        _print_line(out, f"{part} at {url}")
     if fields["roles"]:
         out.print(_roles(fields["roles"]))
     out.print(f"{count_of(fields['steps'], 'step')} stored")
+    schedules: dict[tuple[str, ...], str] = {}
     for game in fields["games"]:
         _print_game(out, game)
+        _print_schedule(out, game, schedules)
+        for problem in ("forgotten", "gave_up"):
+            if game.get(problem):
+                _print_line(out, game[problem], indent="  ", style="red")
     for advice in fields["next"]:
+        # Not wrapped, since it names commands to copy.
         out.print(f"[yellow]![/] {escape(advice)}", soft_wrap=True)
+
+
+def _print_line(
+    out: Console, text: str, *, indent: str = "", style: str = "", first_style: str = ""
+) -> None:
+    """Print a text as lines of the console's width; `first_style` is that of its first word."""
+    lines = Text(paragraph(text, width=out.width, indent=indent), style=style)
+    lines.stylize(first_style, 0, len(indent) + len(text.partition(" ")[0]))
+    out.print(lines, soft_wrap=True)
 
 
 def _roles(roles: list[dict[str, Any]]) -> Table:
@@ -85,40 +115,52 @@ def _roles(roles: list[dict[str, Any]]) -> Table:
 
 
 def _print_game(out: Console, game: dict[str, Any]) -> None:
-    name = escape(game["game"])
+    name = game["game"]
     bots = f"champion {name}/{game['champion']}" if game.get("champion") else "no bot yet"
     if game.get("canary"):
         evidence = min(max(game.get("canary_evidence", 0.0), 0.0), 1.0)
+        claim = "it is better"
+        if margin := game.get("canary_margin"):
+            claim = f"this replacement after forget is at most {margin:g} of the range worse"
         bots += (
             f", canary {name}/{game['canary']} "
             f"({count_of(game.get('canary_episodes', 0), 'episode')}, "
-            f"{evidence:.0%} of the way to a proof that it is better)"
+            f"{evidence:.0%} of the way to a proof that {claim})"
         )
     if game.get("control"):
         bots += f", control {name}/{game['control']}"
     models = (
         f"{count_of(game['models'], 'model')}, {bots}" if "models" in game else "models unknown"
     )
-    out.print(f"[bold]{name}[/]: {count_of(game['steps'], 'step')}, {models}")
-    for line in _schemas(game):
-        out.print(f"  {escape(line)}", soft_wrap=True)
+    _print_line(out, f"{name}: {count_of(game['steps'], 'step')}, {models}", first_style="bold")
+    lines = _schemas(game)
     if game.get("why"):
         phase = f"{game['phase']}, " if game["phase"] else ""
-        out.print(f"  {phase}{game['doing']}: {escape(game['why'])}", soft_wrap=True)
+        lines.append(f"{phase}{game['doing']}: {game['why']}")
     if missing_steps := game.get("missing_steps"):
         what = "next candidate" if game.get("champion") else "first bot"
-        out.print(f"  {what}: after {count_of(missing_steps, 'more step')}", soft_wrap=True)
-    for model, verdict in list(game.get("verdicts", {}).items())[-_SHOWN_VERDICTS:]:
-        out.print(f"  {escape(f'{model}: {verdict}')}", soft_wrap=True)
+        lines.append(f"{what}: after {count_of(missing_steps, 'more step')}")
+    verdicts = list(game.get("verdicts", {}).items())[-_SHOWN_VERDICTS:]
+    lines += [f"{model}: {verdict}" for model, verdict in verdicts]
     if returns := _returns(game):
-        out.print(f"  returns: {escape(returns)}", soft_wrap=True)
+        lines.append(f"returns: {returns}")
     if skills := _skills(game):
-        out.print(f"  skills: {skills}", soft_wrap=True)
-    for line in game.get("schedule", ()):
-        out.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
-    for problem in ("forgotten", "gave_up"):
-        if game.get(problem):
-            out.print(f"  [red]{escape(game[problem])}[/]", soft_wrap=True)
+        lines.append(f"skills: {skills}")
+    for line in lines:
+        _print_line(out, line, indent="  ")
+
+
+def _print_schedule(
+    out: Console, game: dict[str, Any], schedules: dict[tuple[str, ...], str]
+) -> None:
+    """Print a game's schedule, or the name of the game for which the same one was printed."""
+    schedule = tuple(game.get("schedule", ()))
+    same = schedules.setdefault(schedule, game["game"])
+    lines = schedule
+    if schedule and same != game["game"]:
+        lines = (f"schedule: the same as that of {same}",)
+    for line in lines:
+        _print_line(out, line, indent="  ", style="dim")
 
 
 def _schemas(game: dict[str, Any]) -> list[str]:
@@ -253,9 +295,16 @@ def _games(
             deployment = inspect_deployment(data, models=models)
             if keys := deployment.keys.damage():
                 damage.append(f"keys: {keys}")
+            stored = stored_schemas(data)
             return [
-                _game(deployment.registry, name, steps.get(name, 0), reports.get(name, {}))
-                for name in deployment.registry.games()
+                _game(
+                    deployment.registry,
+                    name,
+                    steps=steps.get(name, 0),
+                    schemas=stored.get(name, ()),
+                    report=reports.get(name, {}),
+                )
+                for name in sorted({*deployment.registry.games(), *stored})
             ], damage
     except (ConfigError, StorageFailed) as error:
         damage.append(f"cannot read models: {error}")
@@ -266,7 +315,9 @@ def _games(
     ], damage
 
 
-def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> dict[str, Any]:
+def _game(
+    registry: Registry, name: str, *, steps: int, schemas: Sequence[str], report: dict[str, Any]
+) -> dict[str, Any]:
     try:
         catalogue = registry.catalogue(name)
     except Corrupt:
@@ -287,7 +338,7 @@ def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> 
             catalogue.models[number].name: verdict
             for number, verdict in sorted(catalogue.verdicts.items())
         },
-        "damage": registry.damage(name),
+        "damage": registry.damage(name, schemas=schemas),
         **_shown(report),
     }
 
@@ -309,6 +360,7 @@ def _shown(report: dict[str, Any]) -> dict[str, Any]:
         "consent_unknown_steps",
         "canary_episodes",
         "canary_evidence",
+        "canary_margin",
         "people",
         "returns",
         "skills",

@@ -27,6 +27,7 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError
 from understudy.core.names import PlayerName, player_name
 from understudy.core.signed import trusted_keys
+from understudy.core.wording import joined
 from understudy.experience.chunk import CONSENTS, KINDS, EpisodeNote
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.intake import Intake, create_once, deployment_key
@@ -71,7 +72,7 @@ class ClientConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ConfigError(f"kind is {self.kind!r}; use one of {KINDS}")
+            raise ConfigError(f"kind is {self.kind!r}; use one of {joined(KINDS)}")
         if self.spool_cap_bytes < 64 * 1024:
             raise ConfigError(f"spool_cap_bytes is {self.spool_cap_bytes}; use at least 65536")
         trusted_keys(*self.trust)
@@ -92,7 +93,7 @@ class Game:
         config: ClientConfig,
     ) -> None:
         if consent not in CONSENTS:
-            raise ConfigError(f"consent is {consent!r}; use one of {CONSENTS}")
+            raise ConfigError(f"consent is {consent!r}; use one of {joined(CONSENTS)}")
         self.spec = spec
         self.consent = consent
         self._link = link
@@ -197,7 +198,7 @@ class Game:
             note = replace(note, **skill.to_note())
         consent = self.consent if consent is None else consent
         if consent not in CONSENTS:
-            raise ConfigError(f"consent is {consent!r}; use one of {CONSENTS}")
+            raise ConfigError(f"consent is {consent!r}; use one of {joined(CONSENTS)}")
         if player is not None:
             name = player_name(player)
         else:

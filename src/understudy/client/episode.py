@@ -11,6 +11,7 @@ from understudy.client.bot import Bots
 from understudy.client.session import LogEntry, Session, Sessions, Tolerance
 from understudy.core.errors import Closed, Refused
 from understudy.core.tensors import Array
+from understudy.core.wording import joined
 from understudy.experience.builder import Extras, check_frames
 from understudy.experience.chunk import By, EpisodeNote
 from understudy.experience.game import random_action
@@ -158,7 +159,7 @@ def by_code(by: str) -> int:
     """Return the number that a row stores for `by`; Refused if it is not a Decider."""
     code = BY.get(by)
     if code is None:
-        raise Refused("bad_by", f"by is {str(by)[:20]!r}; use one of {list(BY)}")
+        raise Refused("bad_by", f"by is {repr(by)[:20]}; use one of {joined(BY)}")
     return code
 
 

@@ -180,17 +180,11 @@ class SenderConfig:
     """A file that gets a line for every acknowledged frame, for `data verify --receipts`."""
 
     def __post_init__(self) -> None:
-        times = (
-            self.linger_s,
-            self.session_idle_s,
-            self.adopt_every_s,
-            self.retry_first_s,
-            self.retry_cap_s,
-        )
-        if not all(time_s > 0 for time_s in times):
-            raise ConfigError(
-                f"{self} has a time that is not above 0; use seconds such as linger_s=1.0"
-            )
+        times = ("linger_s", "session_idle_s", "adopt_every_s", "retry_first_s", "retry_cap_s")
+        for name in times:
+            time_s = getattr(self, name)
+            if not isinstance(time_s, int | float) or not time_s > 0:
+                raise ConfigError(f"{name} is {time_s!r}; use seconds above 0, such as 1.0")
 
 
 class Sender:

@@ -171,7 +171,7 @@ def _check_leaves(what: str, leaves: Mapping[str, Space]) -> None:
         )
     for path in leaves:
         if not (path == "" and len(leaves) == 1) and (
-            not _KEY.fullmatch(path) or len(path) > MAX_PATH
+            not isinstance(path, str) or not _KEY.fullmatch(path) or len(path) > MAX_PATH
         ):
             raise SpecError(
                 f"{what} key {path!r} cannot name a column; use letters, digits, _ and -, with "
@@ -295,6 +295,11 @@ def _obs_space(name: Any, part: Any) -> Space:
 
 def _actions(actions: Any) -> tuple[Mapping[str, Space], tuple[str, ...]]:
     if isinstance(actions, Mapping):
+        for name, part in actions.items():
+            if not hasattr(part, "to_json"):
+                raise SpecError(
+                    f"actions[{name!r}] is {str(part)[:80]}; give a space such as Discrete(3)"
+                )
         return dict(actions), ()
     if hasattr(actions, "to_json"):
         return {"": actions}, ()

@@ -62,7 +62,7 @@ def bot_skill(skill: str | None, temperature: float | None) -> BotSkill | None:
             )
         return BotSkill(temperature=float(temperature))
     if skill is not None and skill not in SKILLS:
-        raise Refused("bad_skill", f"skill is {str(skill)[:40]!r}; give one of {', '.join(SKILLS)}")
+        raise Refused("bad_skill", f"skill is {repr(skill)[:40]}; give one of {', '.join(SKILLS)}")
     return None if skill in (None, "hard") else BotSkill(skill)
 
 

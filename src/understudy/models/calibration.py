@@ -44,6 +44,7 @@ class SkillPlayed(NamedTuple):
     skill: str
     noise: float
     return_: float
+    player: str = ""
 
 
 def is_due(episodes: int, before: int) -> bool:

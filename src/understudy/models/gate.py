@@ -271,10 +271,14 @@ def compare(
         decision = "reject"
         outcome = f"undecided after {bounds.max_episodes} episodes"
     else:
+        proof = (
+            "whether the replacement is as good is not proven yet"
+            if margin
+            else ("neither is proven better")
+        )
         return GateDecision(
             "wait",
-            f"{len(candidate)} episodes of the candidate, {len(champion)} of the champion; neither "
-            "is proven better",
+            f"{len(candidate)} episodes of the candidate, {len(champion)} of the champion; {proof}",
             better.evidence(),
         )
     why = pair.text(outcome, ends, bet, at, trial_no)

@@ -17,7 +17,7 @@ the new entries and finds that its epoch has ended.
 import hashlib
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from understudy.core.clock import Clock, SystemClock
@@ -30,6 +30,7 @@ from understudy.core.errors import (
     StorageFailed,
 )
 from understudy.core.names import game_name
+from understudy.core.plural import plural
 from understudy.core.signed import Signer, Trusted, public_key_text
 from understudy.core.wording import joined
 from understudy.experience.game import GameSpec, spec_from_json
@@ -156,23 +157,34 @@ class Registry:
             )
         return self.manifest(owner, number)
 
-    def damage(self, game: str, *, every: bool = False) -> dict[str, str]:
+    def damage(
+        self, game: str, *, every: bool = False, schemas: Iterable[str] = ()
+    ) -> dict[str, str]:
         """Problems of a game's specs, journal and models that aliases point to; empty: none.
 
-        With `every`, all models are checked. Keys are `spec`, `journal`, an alias of the newest
-        schema, an alias and the name of an earlier schema's model, or the name of a model without
-        an alias.
+        With `every`, all models are checked. `schemas`: those of recorded steps, whose specs must
+        exist. Keys are `spec`, `journal`, an alias of the newest schema, an alias and the name of
+        an earlier schema's model, or the name of a model without an alias.
         """
         problems = dict[str, str]()
+        names = self._objects.list(f"games/{game_name(game)}")
+        expected = [f"games/{game}/{schema}.json" for schema in schemas]
+        if missing := [name for name in expected if name not in names]:
+            problems["spec"] = (
+                f"{', '.join(missing)} {plural(len(missing), 'is', 'are')} missing, although steps "
+                "of it are stored; restore it from a backup, or start ingest or the game, which "
+                "register it again"
+            )
         damaged = [
             name
-            for name in self._objects.list(f"games/{game_name(game)}")
+            for name in names
             if name.endswith(".json")
             and (raw := self._objects.get(name)) is not None
             and hashlib.sha256(raw).hexdigest() != name.rpartition("/")[2].removesuffix(".json")
         ]
         if damaged:
-            problems["spec"] = (
+            before = f"{problems['spec']}; " if missing else ""
+            problems["spec"] = before + (
                 f"the contents of {', '.join(damaged)} do not match the name; restore it from a "
                 "backup, or start ingest or the game, which register it again"
             )

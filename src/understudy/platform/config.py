@@ -82,6 +82,7 @@ class GatewaySection:
     target_steps_s: float = setting(
         0.0,
         0,
+        1e9,
         description="Steps per second to record of each game, for all players together; "
         "0: no limit.",
     )
@@ -108,6 +109,7 @@ class StoreSection:
     window_hours: float = setting(
         0.0,
         0,
+        1e6,
         description="How long the learner's local copy of a remote store keeps steps; "
         "0: as long as the remote store.",
     )

@@ -12,11 +12,13 @@ from understudy.core.errors import ConfigError, Locked
 from understudy.core.log import FileLock
 from understudy.core.names import game_name, player_name
 from understudy.experience.intake import deployment_key, pseudonym
+from understudy.experience.session import tombstone_of
 from understudy.platform.backup import delete_snapshots
 from understudy.platform.config import Config
 from understudy.platform.ingest import open_own_ingest, open_own_store, replay
 from understudy.platform.requests import send_request
 from understudy.ports import FullStore
+from understudy.release.store_stats import player_hash
 
 
 def forget_player(
@@ -140,16 +142,28 @@ def _forget_copies(
             "a backup in progress may contain the player; replace it by a new one afterwards"
         )
     hexes = [player_id.hex().encode() for player_id in players]
-    checkpoints = [
-        path
-        for path in data.root.glob("learner*/**/*")
-        if path.is_file() and any(text in path.read_bytes() for text in hexes)
-    ]
+    checkpoints = []
+    for path in data.root.glob("learner*/**/*"):
+        if path.is_file() and any(text in path.read_bytes() for text in hexes):
+            # Those of another store were moved aside, and no learner continues them.
+            if path.match("learner-*/*/*/*.safetensors"):
+                path.unlink()
+            else:
+                checkpoints.append(path)
+    statistics = data.root / "learner" / "store_stats.json"
     if checkpoints:
         left["learner"] = (
-            "checkpoints name the player's pseudonym and sessions, but hold no steps; the "
-            f"learner's next ones replace them (files: {len(checkpoints)}, such as "
+            "checkpoints name the player's pseudonym and sessions, but hold no steps; a running "
+            f"learner deletes or replaces them (files: {len(checkpoints)}, such as "
             f"{checkpoints[0]})"
+        )
+    elif statistics.is_file() and any(
+        player_hash(tombstone_of(player_id)).encode() in statistics.read_bytes()
+        for player_id in players
+    ):
+        left["learner"] = (
+            f"{statistics} has returns of the player's episodes, under a hash of the pseudonym; a "
+            "running learner removes them within seconds"
         )
     return {"left": left, "is_finished": not left, "spooled_sessions": spooled, "games": games}
 

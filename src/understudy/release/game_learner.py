@@ -16,6 +16,7 @@ except where noted:
 
 import math
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import structlog
@@ -32,7 +33,12 @@ from understudy.models.gate import GateDecision, Played, compared_with_champion
 from understudy.models.manifest import Lineage, model_name
 from understudy.nn.policy import Policy
 from understudy.release.candidate_ranking import MAX_STEPS, CandidateRanking, may_rank
-from understudy.release.game_training import GameTraining, ServiceContext, network_bytes
+from understudy.release.game_training import (
+    GameTraining,
+    ServiceContext,
+    delete_forgotten,
+    network_bytes,
+)
 from understudy.release.gatekeeper import (
     Returns,
     held_out_play,
@@ -93,6 +99,8 @@ class GameLearner:
         self._gave_up_why = ""
         self._retry_at_s = 0.0
         self._read_canary_s = 0.0
+        self._deleted_at: tuple[Any, ...] = ()
+        """The newest `forget` event and the folders in use when checkpoints were last deleted."""
         self._calibrated: dict[str, int] = {}
         """Episodes at a skill at the last calibration, by model."""
 
@@ -183,6 +191,7 @@ class GameLearner:
             self._algorithm = algorithm
             self._n_failures = 0
         training = self._training_for(spec, algorithm)
+        self._delete_forgotten()
         # Reads what is new in the store, and evicts what was erased from it.
         training.engine.follow()
         if self._judge_canaries():
@@ -459,18 +468,50 @@ class GameLearner:
             and not training.marks.updates
             and self._next.action == "wait"
         )
-        if not replacement or learned_before(now, replacement, [newest]):
+        is_busy = (
+            training is not None
+            and training.spec.schema == schema
+            and training.algorithm != "dqn"
+            and training.updates > 0
+            and not training.marks.updates
+            and training.marks.read_no < newest
+        )
+        is_due = not replacement or learned_before(now, replacement, [newest])
+        if replacement and now.model_of("canary", schema) == replacement:
+            outcome = f"its replacement {name} is on trial"
+            if is_due:
+                outcome += ", and the next one is trained once that is decided"
+        elif is_due:
             outcome = "a replacement is trained"
             if is_waiting and (missing := self._next.missing_steps):
                 outcome = f"a replacement waits for {missing} more {plural(missing, 'step')}"
-        elif now.model_of("canary", schema) == replacement:
-            outcome = f"its replacement {name} is on trial"
+            elif is_busy:
+                outcome = "a replacement is trained after the training that is under way"
         else:
             outcome = f"its replacement {name} was not promoted, so it stays"
         return (
             f"{model_name(self.game, champion)} may contain what it learned from players who were "
             f"forgotten since; {outcome}"
         )
+
+    def _delete_forgotten(self) -> None:
+        """Delete what trainings that do not continue have learned from forgotten players."""
+        stats = self._context.store_stats
+        schemas = stats.schemas.get(self.game, {})
+        forgotten = {schema: stats.forgotten(self.game, schema) for schema in schemas}
+        in_use = [
+            folder
+            for training in (self._training, self._clone)
+            if training is not None
+            for folder in training.folders
+        ]
+        state = (max(chain(*forgotten.values()), default=0), *in_use)
+        if state == self._deleted_at or not state[0]:
+            return
+        self._deleted_at = state
+        folder = self._context.data.root / "learner" / self.game
+        for path in delete_forgotten(folder, forgotten, in_use=in_use):
+            _log.info("checkpoints_deleted", game=self.game, folder=path.name, why="a forget")
 
     def _calibrate(self, now: Catalogue, champion: Alias) -> None:
         """Publish the noise of each skill, if enough was played at the last one."""
@@ -609,6 +650,8 @@ class GameLearner:
             "canary": canary,
             "canary_evidence": context.keeper.evidence(self.game, spec.schema) if spec else 0.0,
             "canary_episodes": self._canary_episodes(now, spec.schema) if spec else 0,
+            # Above 0: it replaces the champion after a forget, and need not be better.
+            "canary_margin": self._margin(now, on_trial.model_no) if on_trial and canary else 0.0,
             "control": control.model_no if control else 0,
             **(context.store_stats.progress(self.game, spec.schema) if spec else {}),
             "skills": self._skills(now, spec.schema) if spec else {},

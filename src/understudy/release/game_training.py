@@ -1,11 +1,15 @@
 """Trains one algorithm on one game from the store, and what the trainings of all games share."""
 
+import contextlib
 import hashlib
 import math
+import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -50,6 +54,10 @@ _CHOICE_STEPS = 16_384
 _ADVANTAGE_WEIGHTS = (1.5, 0.5)
 """Those of iql's candidates in turn, unless the setting is given. A high one is needed where most
 people play badly; a low one is better where most play well. Recorded steps do not tell."""
+
+
+_FOLDER = re.compile(rf"({'|'.join(ALGORITHMS)})-[0-9a-f]{{12}}(\.before|\.unusable-[0-9a-f]+)?")
+"""The name of a folder of checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +198,11 @@ class GameTraining:
             self.engine.close()
             raise
         self.saved_s = context.clock.monotonic()
+
+    @property
+    def folders(self) -> tuple[Path, Path]:
+        """Where its checkpoints are, and those of the training before it during a restart."""
+        return self._folder, self._before
 
     def _set_aside(self, error: Exception) -> None:
         """Rename the folder of unusable checkpoints; only time is lost, the store has the steps."""
@@ -457,6 +470,7 @@ class GameTraining:
         config = self.settings.config
         self._job.save(
             facts={
+                "schema": self.spec.schema,
                 "marks": asdict(self.marks),
                 "centre": getattr(config, "centre", ""),
                 "symmetry": getattr(config, "symmetry", ""),
@@ -470,6 +484,30 @@ class GameTraining:
             self._metrics = dict(event.metrics)
         elif isinstance(event, Guarded):
             self._on_guarded(event)
+
+
+def delete_forgotten(
+    folder: Path, forgotten: Mapping[str, Sequence[int]], *, in_use: Container[Path]
+) -> list[Path]:
+    """Delete the checkpoints of trainings that may have learned from a player forgotten since.
+
+    `forgotten`: arrival numbers of the `forget` events, by schema. `in_use`: folders of trainings
+    that continue, which are not touched. Returns the folders whose checkpoints were deleted.
+    """
+    deleted = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path in in_use or not _FOLDER.fullmatch(path.name):
+            continue
+        facts: Mapping[str, Any] = {}
+        with contextlib.suppress(Corrupt):
+            checkpoint = Checkpoints(path).latest()
+            facts = checkpoint.facts if checkpoint is not None else {}
+        # Checkpoints of earlier versions and damaged ones name no schema: every event counts.
+        events = forgotten.get(facts.get("schema", ""), tuple(chain(*forgotten.values())))
+        if facts.get("marks", {}).get("read_no", 0) < max(events, default=0):
+            Checkpoints(path).delete()
+            deleted.append(path)
+    return deleted
 
 
 def _some_of(batches: Sequence[Batch], max_steps: int) -> Batch:

@@ -68,6 +68,7 @@ class _Open:
     skill: str | None = None
     noise: float | None = None
     schema: str = ""
+    player: str = ""
 
 
 @dataclass(slots=True)
@@ -256,6 +257,27 @@ class StoreStats:
             for recorded in schemas.values():
                 if (recorded.players | self._unread_players) & bit:
                     recorded.forgotten = [*recorded.forgotten, arrival_no][-_MAX_FORGETS:]
+        self._drop_episodes(player_hash(tombstone))
+
+    def _drop_episodes(self, player: str) -> None:
+        """Remove a forgotten player's episodes from the returns of people and models."""
+        self._open = {name: one for name, one in self._open.items() if one.player != player}
+        for schema, first in self._people.items():
+            self._people[schema] = [episode for episode in first if episode.player != player]
+        for schema, newest in self._newest_people.items():
+            others = (episode for episode in newest if episode.player != player)
+            self._newest_people[schema] = deque(others, _NEWEST_EPISODES)
+        for model, played in list(self._played.items()):
+            kept = [episode for episode in played if episode.player != player]
+            self._played[model] = kept
+            self._counts[model] -= len(played) - len(kept)
+            self._means.pop(model, None)
+            if not kept:
+                del self._played[model], self._counts[model]
+        for model, skilled in self._skilled.items():
+            kept_skilled = [episode for episode in skilled if episode.player != player]
+            self._n_skilled[model] -= len(skilled) - len(kept_skilled)
+            self._skilled[model] = deque(kept_skilled, _NEWEST_EPISODES)
 
     # --- Episodes ---------------------------------------------------------------------------------
 
@@ -281,6 +303,7 @@ class StoreStats:
             if is_first or running is None or running.next_chunk != meta.chunk_no:
                 running = _Open(meta.chunk_no, received_s, received_s, 0.0, None, is_first)
                 running.schema = meta.schema
+                running.player = player_hash(tombstone_of(item.frame.player))
             running.total += float(columns["reward"][rows][is_step].astype(np.float64).sum())
             # The first chunks of an episode may lack the model: a client names it once it decides.
             if running.model is not None and (note.model, note.noise) != (
@@ -314,10 +337,8 @@ class StoreStats:
     def _count(self, item: Stored, chunk: Chunk, ended: _Open, *, row: int) -> None:
         if not ended.is_whole:
             return
-        # A hash of the player, so that this file need not be searched for forgotten players.
-        player = tombstone_of(item.frame.player).hex()[:16]
         played = Played(
-            item.arrival_no, ended.started_s, ended.total, player, row, ended.propensity
+            item.arrival_no, ended.started_s, ended.total, ended.player, row, ended.propensity
         )
         if ended.model is None:
             first = self._people.setdefault(chunk.meta.schema, [])
@@ -331,7 +352,8 @@ class StoreStats:
             return
         if not ended.is_released:
             if ended.skill is not None and ended.noise is not None:
-                self._count_skilled(ended.model, ended.skill, ended.noise, ended.total)
+                skilled = SkillPlayed(ended.skill, ended.noise, ended.total, ended.player)
+                self._count_skilled(ended.model, skilled)
             return
         if ended.model not in self._played:
             while len(self._played) >= _MAX_MODELS:
@@ -345,13 +367,13 @@ class StoreStats:
         if len(episodes) > _MAX_EPISODES:
             del episodes[_FIRST_EPISODES]
 
-    def _count_skilled(self, model: str, skill: str, noise: float, total: float) -> None:
+    def _count_skilled(self, model: str, played: SkillPlayed) -> None:
         while model not in self._skilled and len(self._skilled) >= _MAX_MODELS:
             oldest = next(iter(self._skilled))
             del self._skilled[oldest]
             del self._n_skilled[oldest]
         newest = deque[SkillPlayed](maxlen=_NEWEST_EPISODES)
-        self._skilled.setdefault(model, newest).append(SkillPlayed(skill, noise, total))
+        self._skilled.setdefault(model, newest).append(played)
         self._n_skilled[model] += 1
 
     # --- Checkpoints ------------------------------------------------------------------------------
@@ -442,6 +464,11 @@ def _recorded(
         int(players, 16),
         list(forgotten),
     )
+
+
+def player_hash(tombstone: bytes) -> str:
+    """How a player is named in the saved statistics, which so contain no pseudonym."""
+    return tombstone.hex()[:16]
 
 
 def _player_bit(tombstone: bytes) -> int:

@@ -271,6 +271,13 @@ def _start_run(
         store = store_folder(request.from_store)
         spec = stored_spec(store, choice.name)
     settings = resolve(request, spec)
+    symmetry = getattr(settings.config, "symmetry", "")
+    # Only the learner service finds a centre by itself.
+    if symmetry not in ("", "none") and getattr(settings.config, "centre", "") in ("", "none"):
+        raise ConfigError(
+            f"symmetry is {symmetry[:80]!r}, but no centre is set, so there is no grid to mirror; "
+            "set centre, too, such as 'obs.grid 5', or leave symmetry out"
+        )
     if start is not None:
         settings = with_network_of(start, settings, request, spec)
     # The resolved goal is stored with the settings, so that their preset reproduces the run

@@ -115,6 +115,13 @@ class Checkpoints:
             )
         return None
 
+    def delete(self) -> None:
+        """Delete all of them, and the folder unless it contains other files."""
+        for path in (*self._paths(), *self._folder.glob(".*.tmp")):
+            path.unlink(missing_ok=True)
+        if not any(self._folder.iterdir()):
+            self._folder.rmdir()
+
     def _paths(self) -> list[Path]:
         if not self._folder.is_dir():
             return []
