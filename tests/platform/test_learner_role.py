@@ -39,6 +39,7 @@ from understudy.experience.chunk import Chunk
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.intake import key_file
 from understudy.experience.spaces import Box
+from understudy.learn import held_out
 from understudy.learn.algorithms.iql import Iql
 from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds
@@ -75,6 +76,7 @@ CONFIG = LearnerServiceConfig(
     settings={"bc": SMALL, "dqn": SMALL},
     checkpoint_every_s=0.01,
 )
+ONLY_BC = replace(CONFIG, schedule=replace(SCHEDULE, improve_with="bc"))
 
 
 PROGRAMS: dict[str, Any] = {}
@@ -90,6 +92,13 @@ def one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
         return made
 
     monkeypatch.setattr(game_training, "Learner", learner)
+
+
+@pytest.fixture
+def short_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small clones choose mirror images, for tests in which any choice will do."""
+    monkeypatch.setattr(held_out, "_WIDTHS", (16,))
+    monkeypatch.setattr(held_out, "_UPDATES", 2 * held_out._PER_CALL)
 
 
 @pytest.fixture
@@ -258,10 +267,11 @@ def test_a_grid_is_shown_from_the_cell_that_the_player_moves_also_after_a_restar
     [("none", "none"), ("obs 0", "obs 0"), ("obs.map 0", "obs 1")],
     ids=["none", "its own", "that of another game"],
 )
+@pytest.mark.usefixtures("short_choice")
 def test_a_configured_centre_stays(quick_path: Path, centre: str, used: str):
     made = recording(DataFolder(quick_path), WALK)
     made.store(walks(300))
-    config = replace(CONFIG, settings={"bc": SMALL | {"centre": centre}})
+    config = replace(ONLY_BC, settings={"bc": SMALL | {"centre": centre}})
     with role_of(made, config) as role:
         until_idle(role, WALK)
     lineage = made.registry().catalogue("walk").models[1].lineage
@@ -273,10 +283,11 @@ def test_a_configured_centre_stays(quick_path: Path, centre: str, used: str):
     [("none", "none"), ("rows 1,0,2,3", "rows 1,0,2,3"), ("rows 1,0,2", "rows 1,0,2,3; columns")],
     ids=["none", "its own", "that of another game"],
 )
+@pytest.mark.usefixtures("short_choice")
 def test_a_configured_symmetry_stays(quick_path: Path, symmetry: str, used: str):
     made = recording(DataFolder(quick_path), WALK)
     made.store(walks(300))
-    config = replace(CONFIG, settings={"bc": SMALL | {"symmetry": symmetry}})
+    config = replace(ONLY_BC, settings={"bc": SMALL | {"symmetry": symmetry}})
     with role_of(made, config) as role:
         until_idle(role, WALK)
     lineage = made.registry().catalogue("walk").models[1].lineage
@@ -306,20 +317,20 @@ def test_a_configured_centre_that_the_game_does_not_have_is_named(quick_path: Pa
     assert status["why"] == "the last attempt failed; it is repeated every 30 s"
 
 
+@pytest.mark.usefixtures("short_choice")
 def test_a_checkpoint_with_an_unknown_centre_is_set_aside(
     quick_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     made = recording(DataFolder(quick_path), WALK)
-    made.store(walks(500))
-    config = replace(CONFIG, schedule=replace(SCHEDULE, improve_with="bc"))
-    with monkeypatch.context() as patch, role_of(made, config) as role:
+    made.store(walks(300))
+    with monkeypatch.context() as patch, role_of(made, ONLY_BC) as role:
         patch.setattr(game_training, "find_centre", lambda *_: "")
         save = TrainingJob.save
         patch.setattr(
             TrainingJob, "save", lambda job, facts: save(job, facts=facts | {"centre": "nothing 1"})
         )
         role.step()
-    with role_of(made, config) as role:
+    with role_of(made, ONLY_BC) as role:
         status = until_idle(role, WALK)
     assert status["models"] == 1
     folders = sorted(path.name for path in (made.data.root / "learner" / "walk").iterdir())
