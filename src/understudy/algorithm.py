@@ -35,8 +35,7 @@ class Transitions:
     prioritised: bool = False
     is_cloning: bool = False
     """The algorithm imitates recorded players, so it cannot learn from actors of its own run."""
-    best_share: float = 1.0
-    """The share of the recorded episodes that are drawn from: those with the best returns."""
+    best_share: float = 1.0  # of a store's episodes: those with the highest returns
     extras: tuple[str, ...] = ()
     """Optional columns that `update` also reads, such as `logp`."""
 
@@ -44,10 +43,6 @@ class Transitions:
         _check_counts(batch=self.batch, n_step=self.n_step, stack=self.stack)
         if not 0 <= self.discount <= 1:
             raise ConfigError(f"discount is {self.discount}; give a number from 0 to 1")
-        if not 0 < self.best_share <= 1:
-            raise ConfigError(
-                f"best_share is {self.best_share}; give a number above 0, up to 1 for all episodes"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

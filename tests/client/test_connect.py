@@ -619,7 +619,7 @@ def test_a_folder_whose_platform_reads_from_elsewhere_is_rejected(tmp_path: Path
 @pytest.mark.parametrize(
     ("cause", "said"),
     [
-        (lambda: ClientConfig(kind="robot"), "use one of "),
+        (lambda: ClientConfig(kind="robot"), "kind is 'robot'; use one of player and actor"),
         (
             lambda: connect("g", obs=2, actions=2, data="unused", consent="yes"),
             "consent is 'yes'; use one of granted, denied and unknown",

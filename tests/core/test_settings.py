@@ -169,3 +169,4 @@ def test_a_number_without_a_limit_may_not_be_infinite():
     assert check_value(leaf, 1e300) == 1e300
     with pytest.raises(ConfigError, match=r"size is inf; give a finite number$"):
         check_value(leaf, math.inf)
+    assert check_value(Leaf("size", 1, Range(1, math.inf, "")), 10**400) == 10**400

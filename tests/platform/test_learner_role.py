@@ -206,6 +206,21 @@ def test_a_first_bot_that_plays_unlike_held_out_people_is_rejected_until_there_a
     assert status["champion"] == 2
 
 
+def test_a_rejected_first_bot_is_trained_anew_after_a_forget(made: Recording):
+    for seed in range(4):
+        made.play(against, 16, player=bytes([seed]) * 16)
+        made.play(person(0.9), 5, player=bytes([seed]) * 16, max_steps=100)
+    with role_of(made) as role:
+        assert until_idle(role)["models"] == 1
+        with made.open() as store:
+            store.forget(bytes(16))
+        status = until_idle(role)
+    assert (status["champion"], status["models"]) == (0, 2)
+    checkpoints = list(made.data.root.glob("learner/**/*.safetensors"))
+    assert checkpoints
+    assert not any(bytes(16).hex().encode() in path.read_bytes() for path in checkpoints)
+
+
 def against(obs: Any, _: np.random.Generator) -> Any:
     """Somebody who pushes the pole over."""
     return (obs[:, 2] + 0.4 * obs[:, 3] <= 0).astype(np.int32)

@@ -406,6 +406,24 @@ def test_the_returns_of_a_forgotten_player_are_removed(made: Recording):
     stats.close()
 
 
+def test_an_episode_that_an_earlier_version_left_open_has_its_player(made: Recording):
+    first, second = split_chunk(bot_chunk(30, number=25))
+    made.store([first], player=b"p" * 16)
+    stats = stats_of(made)
+    state = json.loads(json.dumps(stats.state()))
+    stats.close()
+    (session,) = state["open"]
+    del state["open"][session][-1]
+    resumed = StoreStats(StoreFollower(made.data.store))
+    resumed.restore(state)
+    made.store([second], player=b"p" * 16)
+    while resumed.follow():
+        pass
+    (episode,) = resumed.returns(MODEL, since_s=0.0)
+    assert episode.player == tombstone_of(b"p" * 16).hex()[:16]
+    resumed.close()
+
+
 def test_a_forget_after_an_upgrade_concerns_every_schema_that_was_played_before(made: Recording):
     made.play(person(0.5), 2, player=b"p" * 16, max_steps=20)
     stats = stats_of(made)

@@ -11,7 +11,12 @@ from understudy.core.errors import ConfigError
 from understudy.ports import Forgotten, Stored
 from understudy.stores.view import StoreView
 from understudy.testing.clock import ManualClock
-from understudy.training.follower import ReaderPosition, StoreFollower, position_from_json
+from understudy.training.follower import (
+    ReaderPosition,
+    StoreFollower,
+    position_from_json,
+    stored_chunks,
+)
 from understudy.training.inline import RunStore
 
 
@@ -90,6 +95,26 @@ def test_a_reader_ends_also_where_more_is_recorded_than_it_reads(tmp_path: Path)
     assert follower.catch_up(one, max_items=1, max_s=0.0)
     assert one.numbers == [0, 1, 2]
     follower.leave(one)
+
+
+def test_chunks_are_looked_for_up_to_where_the_store_ends_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """One of them was erased, and more is recorded than is read."""
+    add(tmp_path, 0, 1)
+    tail = StoreView.tail
+    pages = list[int]()
+
+    def growing(view: StoreView, cursor: Any, **how: Any) -> Any:
+        pages.append(len(pages) + 2)
+        assert len(pages) < 9
+        add(tmp_path, pages[-1])
+        return tail(view, cursor, **{**how, "max_items": 1})
+
+    monkeypatch.setattr(StoreView, "tail", growing)
+    with contextlib.closing(StoreView(tmp_path)) as view:
+        session = played(0).meta.session
+        assert stored_chunks(view, {(session, 1), (session, 99)}).keys() == {(session, 1)}
 
 
 @pytest.mark.parametrize("max_items", [1, 2, 100])

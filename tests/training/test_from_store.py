@@ -469,9 +469,16 @@ def test_a_clone_of_the_best_is_compared_with_held_out_episodes_that_are_as_good
         one.follow()
         one.hold_out()
         assert one.step()
-        held_out = {int(batch.obs["obs"][0, 0, 1]) for batch in one.held_out()}
+        held_out = held_out_players(one)
         assert held_out
         assert {env % 4 for env in held_out | learned_players(one)} == {3}
+        with contextlib.closing(clone(store, best_share=0.25)) as resumed:
+            resumed.restore(*one.checkpoint())
+            assert held_out_players(resumed) == held_out
+
+
+def held_out_players(one: FromStore) -> set[int]:
+    return {int(batch.obs["obs"][0, 0, 1]) for batch in one.held_out()}
 
 
 def test_a_store_without_a_whole_episode_has_none_of_the_best(store: Path):

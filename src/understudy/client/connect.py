@@ -92,8 +92,7 @@ class Game:
         consent: str,
         config: ClientConfig,
     ) -> None:
-        if consent not in CONSENTS:
-            raise ConfigError(f"consent is {consent!r}; use one of {joined(CONSENTS)}")
+        _check_consent(consent)
         self.spec = spec
         self.consent = consent
         self._link = link
@@ -197,8 +196,7 @@ class Game:
         if skill is not None:
             note = replace(note, **skill.to_note())
         consent = self.consent if consent is None else consent
-        if consent not in CONSENTS:
-            raise ConfigError(f"consent is {consent!r}; use one of {joined(CONSENTS)}")
+        _check_consent(consent)
         if player is not None:
             name = player_name(player)
         else:
@@ -405,6 +403,7 @@ def connect(
             f"config is {str(config)[:80]!r}; pass a ClientConfig, such as "
             "understudy.ClientConfig(strict=True)"
         )
+    _check_consent(consent)  # before a folder is created
     spec = _spec(game, spec, obs=obs, actions=actions, has_action_mask=has_action_mask)
     spool = Path(config.spool) if config.spool is not None else user_folder() / "spool"
     link = config.link
@@ -438,6 +437,11 @@ def connect(
             consent=consent,
             config=config,
         )
+
+
+def _check_consent(consent: str) -> None:
+    if consent not in CONSENTS:
+        raise ConfigError(f"consent is {consent!r}; use one of {joined(CONSENTS)}")
 
 
 @contextlib.contextmanager

@@ -367,7 +367,7 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
         for number in (value.start, value.end) if isinstance(value, Schedule) else (value,):
             if not limits.low <= number <= limits.high:
                 raise ConfigError(f"{name} is {number}{by}; give {limits.allowed_text}{about}")
-            if math.isinf(number):
+            if isinstance(number, float) and math.isinf(number):
                 raise ConfigError(f"{name} is {number}{by}; give a finite number{about}")
     return float(value) if isinstance(default, float) and isinstance(value, int) else value
 

@@ -1,5 +1,8 @@
 """Commands that change a store: run by the process that has it open for writing, else here."""
 
+import contextlib
+import os
+from pathlib import Path
 from typing import Any
 
 from understudy.backends.data import DataFolder
@@ -143,13 +146,17 @@ def _forget_copies(
         )
     hexes = [player_id.hex().encode() for player_id in players]
     checkpoints = []
-    for path in data.root.glob("learner*/**/*"):
-        if path.is_file() and any(text in path.read_bytes() for text in hexes):
-            # Those of another store were moved aside, and no learner continues them.
-            if path.match("learner-*/*/*/*.safetensors"):
-                path.unlink()
-            else:
-                checkpoints.append(path)
+    for folder in data.root.glob("learner*"):
+        for place, _, names in os.walk(folder):  # a running learner may delete files meanwhile
+            for path in (Path(place, name) for name in names):
+                with contextlib.suppress(FileNotFoundError):
+                    if not any(text in path.read_bytes() for text in hexes):
+                        continue
+                    # Those of another store were moved aside; training can begin anew there.
+                    if path.match("learner-*/*/*/*.safetensors"):
+                        path.unlink()
+                    else:
+                        checkpoints.append(path)
     statistics = data.root / "learner" / "store_stats.json"
     if checkpoints:
         left["learner"] = (

@@ -22,6 +22,7 @@ from typing import Any
 import structlog
 
 from understudy.core.errors import ConfigError, Corrupt, Fenced, LearningFailed, UnderstudyError
+from understudy.core.log import storage_error
 from understudy.core.plural import plural
 from understudy.core.wording import shortened
 from understudy.experience.game import GameSpec
@@ -434,7 +435,7 @@ class GameLearner:
         return bounds.forget_margin if is_replacement(now, model_no, forgotten) else 0.0
 
     def _must_replace(self, now: Catalogue, training: GameTraining) -> bool:
-        """Whether to train a replacement of a champion that learned from a forgotten player.
+        """Whether to train anew, since champion or training learned from a forgotten player.
 
         A training that is under way, and the trial of an earlier replacement, end first: otherwise
         frequent events would let no training and no trial end.
@@ -443,9 +444,11 @@ class GameLearner:
         forgotten = self._context.store_stats.forgotten(self.game, schema)
         champion = now.model_of("champion", schema)
         canary = now.model_of("canary", schema)
+        newest = max(forgotten, default=0)
+        if champion:
+            newest = learned_before(now, champion, forgotten)
         return bool(
-            champion
-            and (newest := learned_before(now, champion, forgotten))
+            newest
             and training.marks.read_no < newest
             and (training.marks.updates or (training.algorithm == "dqn" and training.updates))
             and training.marks.is_admitted
@@ -508,10 +511,14 @@ class GameLearner:
         state = (max(chain(*forgotten.values()), default=0), *in_use)
         if state == self._deleted_at or not state[0]:
             return
-        self._deleted_at = state
         folder = self._context.data.root / "learner" / self.game
-        for path in delete_forgotten(folder, forgotten, in_use=in_use):
+        try:
+            deleted = delete_forgotten(folder, forgotten, in_use=in_use)
+        except OSError as error:
+            raise storage_error(error, f"deleting checkpoints in {folder}") from error
+        for path in deleted:
             _log.info("checkpoints_deleted", game=self.game, folder=path.name, why="a forget")
+        self._deleted_at = state
 
     def _calibrate(self, now: Catalogue, champion: Alias) -> None:
         """Publish the noise of each skill, if enough was played at the last one."""

@@ -26,6 +26,7 @@ from understudy.experience.chunk import CONSENTS
 from understudy.experience.game import GameSpec
 from understudy.experience.skill import MAX_EXPLORE_SHARE
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
+from understudy.learn.algorithms.iql import IqlKnobs
 from understudy.learn.centre import find_centre, may_have_centre
 from understudy.learn.held_out import Choice, symmetry_choice
 from understudy.learn.learner import Learner
@@ -52,7 +53,7 @@ from understudy.training.training_job import Checkpoints, TrainingJob
 _CHOICE_STEPS = 16_384
 """Steps on which clones are trained to choose among settings."""
 _ADVANTAGE_WEIGHTS = (1.5, 0.5)
-"""Those of iql's candidates in turn, unless the setting is given. A high one is needed where most
+"""Those of iql's candidates in turn, unless another one is set. A high one is needed where most
 people play badly; a low one is better where most play well. Recorded steps do not tell."""
 
 
@@ -148,6 +149,11 @@ class GameTraining:
         self._started_from = ""
         """The model whose weights were the first ones."""
         self.settings = settings
+        self._varies_weight = (
+            settings.algorithm == "iql"
+            and "advantage_weight" not in context.config.settings.get("iql", {})
+            and settings.knobs.advantage_weight == IqlKnobs().advantage_weight
+        )
         self._context = context
         self._on_guarded = on_guarded
         self._metrics: Mapping[str, float] = {}
@@ -213,9 +219,7 @@ class GameTraining:
 
     def _create_engine(self) -> None:
         context = self._context
-        if self.algorithm == "iql" and "advantage_weight" not in context.config.settings.get(
-            "iql", {}
-        ):
+        if self._varies_weight:
             weight = _ADVANTAGE_WEIGHTS[self.marks.n_released % len(_ADVANTAGE_WEIGHTS)]
             knobs = replace(self.settings.knobs, advantage_weight=weight)
             self.settings = replace(self.settings, knobs=knobs)

@@ -118,9 +118,9 @@ class StoreStats:
         follower.join(self)
 
     def follow(self, *, max_items: int = 256) -> bool:
-        """Read and count what is new in the store, for a second at most; whether it had any items.
+        """Read and count what is new in the store, for about a second; whether there was anything.
 
-        `max_items`: those of a page.
+        `max_items`: the size of a page.
         """
         return self._follower.catch_up(self, max_s=MAX_READ_S, max_items=max_items)
 
@@ -261,7 +261,9 @@ class StoreStats:
 
     def _drop_episodes(self, player: str) -> None:
         """Remove a forgotten player's episodes from the returns of people and models."""
-        self._open = {name: one for name, one in self._open.items() if one.player != player}
+        self._open = {
+            session: episode for session, episode in self._open.items() if episode.player != player
+        }
         for schema, first in self._people.items():
             self._people[schema] = [episode for episode in first if episode.player != player]
         for schema, newest in self._newest_people.items():
@@ -303,7 +305,8 @@ class StoreStats:
             if is_first or running is None or running.next_chunk != meta.chunk_no:
                 running = _Open(meta.chunk_no, received_s, received_s, 0.0, None, is_first)
                 running.schema = meta.schema
-                running.player = player_hash(tombstone_of(item.frame.player))
+            # An episode that an earlier version left open has none.
+            running.player = player_hash(tombstone_of(item.frame.player))
             running.total += float(columns["reward"][rows][is_step].astype(np.float64).sum())
             # The first chunks of an episode may lack the model: a client names it once it decides.
             if running.model is not None and (note.model, note.noise) != (
@@ -467,7 +470,7 @@ def _recorded(
 
 
 def player_hash(tombstone: bytes) -> str:
-    """How a player is named in the saved statistics, which so contain no pseudonym."""
+    """How a player is named in the saved statistics, so that these contain no pseudonym."""
     return tombstone.hex()[:16]
 
 

@@ -70,10 +70,11 @@ class StoreFollower:
             self.view.close()
 
     def catch_up(self, reader: Reader, *, max_s: float = math.inf, max_items: int = 256) -> bool:
-        """Read to where the store ends now, for so many seconds; returns whether it had any items.
+        """Read to where the store ends now; returns whether there was anything to read.
 
         What arrives in the meantime is left for the next call: where players record faster than
-        this process reads, a reader would never reach the end. `max_items`: those of a page.
+        this process reads, a reader would never reach the end. `max_s`: seconds after which no
+        other page is read. `max_items`: the size of a page.
         """
         end = self.view.next_arrival
         until_s = time.monotonic() + max_s
@@ -120,11 +121,14 @@ def _number(item: Stored | Forgotten) -> int:
 def stored_chunks(store: "LocalStore | StoreView", ids: set[ChunkId]) -> dict[ChunkId, Chunk]:
     """The chunks of a store with these ids; missing ones are omitted."""
     chunks: dict[ChunkId, Chunk] = {}
+    end = store.next_arrival
     cursor = store.cursor_before(ids)
-    while len(chunks) < len(ids):
+    last = 0
+    while len(chunks) < len(ids) and last + 1 < end:
         page = store.tail(cursor, max_items=1024, wait_s=0.0)
         if not page.items:
             break
+        last = _number(page.items[-1])
         cursor = page.cursor
         for item in page.items:
             if isinstance(item, Stored) and item.chunk is not None and item.chunk.meta.id in ids:

@@ -87,6 +87,7 @@ class FromStore:
         self._source.people_share = people_share
         self.position = ReaderPosition()
         self._is_first_read = True
+        self._max_read_s = MAX_READ_S
         self._owners: dict[uuid.UUID, bytes] = {}
         self._received_s: dict[uuid.UUID, float] = {}
         self._held_out: dict[ChunkId, int] = {}
@@ -127,9 +128,12 @@ class FromStore:
                 f"steps, {self.left_out_chunks} chunks without consent, {self.rejected_chunks} "
                 "rejected; record with consent='granted', or check the game and its schema"
             )
+        began_s = self._clock.monotonic()
         self._source.measure(self._owners)
         calls = learner.counts.calls
-        return learner.run(lambda: learner.counts.calls > calls, self)
+        is_sound = learner.run(lambda: learner.counts.calls > calls, self)
+        self._max_read_s = max(MAX_READ_S, self._clock.monotonic() - began_s)
+        return is_sound
 
     # --- Callbacks of the learner -----------------------------------------------------------------
 
@@ -161,12 +165,14 @@ class FromStore:
     # --- The store --------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Read the store from the current position; after the first time for a second at most.
+        """Read the store from the current position; after the first time only for a while.
+
+        That is about a second, or as long as the last call of updates took.
 
         The first read treats the store as complete: open sessions end there, however recent they
         are, so that training on the same store is bit-identical whenever it starts.
         """
-        self._follower.catch_up(self, max_s=math.inf if self._is_first_read else MAX_READ_S)
+        self._follower.catch_up(self, max_s=math.inf if self._is_first_read else self._max_read_s)
         if self._is_first_read:
             self._is_first_read = False
             self.learner.source.end_sessions()
@@ -279,6 +285,7 @@ class FromStore:
         """The chunks without episodes that would not be learned from for their returns."""
         if self._replay.needs.best_share == 1:
             return chunks
+        self._source.weigh(self._owners)
         pieces = {chunk.meta.id: pieces_of(chunk) for chunk in chunks}
         returns = returns_of(pieces, max_reward=self._source.max_reward)
         best = rows_from(pieces, returns, self._source.least_return)

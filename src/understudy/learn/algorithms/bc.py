@@ -49,7 +49,10 @@ class BcConfig:
     tries it on held-out steps, unless it is `none`."""
     max_gradient: float = setting(10.0, 1e-3, 1e6, "largest gradient norm")
     best_share: float = setting(
-        1.0, 1e-3, 1.0, "share of the recorded episodes that are cloned, those with best returns"
+        1.0,
+        1e-3,
+        1.0,
+        "share of the recorded episodes that are cloned: those with the highest returns",
     )
 
     def __post_init__(self) -> None:
