@@ -131,7 +131,7 @@ def test_a_deleted_spec_of_stored_steps_is_named(folder: str, tmp_path: Path) ->
     spec.unlink()
     listed = understudy_here("games", "list", "--data", str(data))
     assert listed.returncode == 1
-    missing = f"games/CartPole-v1/{spec.name} is missing, although steps of it are stored"
+    missing = f"games/CartPole-v1/{spec.name} is missing, although recorded steps need it"
     assert f"CartPole-v1: its spec is damaged: {missing}" in listed.stdout
     checked = understudy_here("doctor", "--data", str(data))
     assert checked.returncode == 1

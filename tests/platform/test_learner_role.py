@@ -530,8 +530,10 @@ def test_after_a_forget_during_a_training_the_replacement_is_trained_after_it(ma
     with role_of(made, CLONES) as role:
         assert until_idle(role)["champion"] == 1
         made.play(person(0.5), 24)
-        while role.status()["games"]["cart"]["updates"] != 64:
+        for _ in range(2_000):
             role.step()
+            if role.status()["games"]["cart"]["updates"] == 64:
+                break
         with made.open() as store:
             store.forget(b"p" * 16)
         role.step()

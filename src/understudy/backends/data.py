@@ -155,16 +155,16 @@ def remote_stats(data: DataFolder, store: FullStore) -> dict[str, Any]:
     }
 
 
-def stored_schemas(data: DataFolder) -> dict[str, list[str]]:
+def stored_schemas(data: DataFolder) -> dict[str, set[str]]:
     """Return the schemas of the recorded steps by game, from the store or its local copy."""
-    schemas: dict[str, list[str]] = {}
+    schemas: dict[str, set[str]] = {}
     for folder in (data, DataFolder(data.root, store_name="window")):
         # A damaged store is reported by `doctor`.
         with contextlib.suppress(UnderstudyError):
             if folder.has_store():
                 with StoreView(folder.store) as view:
                     for spec in view.specs():
-                        schemas.setdefault(spec.game, []).append(spec.schema)
+                        schemas.setdefault(spec.game, set()).add(spec.schema)
     return schemas
 
 

@@ -1,7 +1,7 @@
 """understudy status: the state of a platform, read from the files of its data folder."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -316,7 +316,7 @@ def _games(
 
 
 def _game(
-    registry: Registry, name: str, *, steps: int, schemas: Sequence[str], report: dict[str, Any]
+    registry: Registry, name: str, *, steps: int, schemas: Collection[str], report: dict[str, Any]
 ) -> dict[str, Any]:
     try:
         catalogue = registry.catalogue(name)

@@ -274,7 +274,7 @@ def compare(
         proof = (
             "whether the replacement is as good is not proven yet"
             if margin
-            else ("neither is proven better")
+            else "neither is proven better"
         )
         return GateDecision(
             "wait",

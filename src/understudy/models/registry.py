@@ -168,12 +168,12 @@ class Registry:
         """
         problems = dict[str, str]()
         names = self._objects.list(f"games/{game_name(game)}")
-        expected = [f"games/{game}/{schema}.json" for schema in schemas]
+        expected = [f"games/{game}/{schema}.json" for schema in sorted(schemas)]
         if missing := [name for name in expected if name not in names]:
             problems["spec"] = (
-                f"{', '.join(missing)} {plural(len(missing), 'is', 'are')} missing, although steps "
-                "of it are stored; restore it from a backup, or start ingest or the game, which "
-                "register it again"
+                f"{', '.join(missing)} {plural(len(missing), 'is', 'are')} missing, although "
+                "recorded steps need it; restore it from a backup, or start ingest or the game, "
+                "which register it again"
             )
         damaged = [
             name

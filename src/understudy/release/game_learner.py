@@ -8,7 +8,7 @@ except where noted:
     GameLearner.step        does one action of the schedule; catches this game's errors
     GameTraining.step       saves a first checkpoint
     TrainingJob.step        restores a checkpoint after too many non-finite updates
-    FromStore.step          reads what is new in the store
+    FromStore.step          reads what is new in the store, for about a second
     Learner.run             repeats the next until one compiled call was made; publishes the weights
     Learner.step            draws `updates_per_call` batches and makes one compiled call
     Algorithm.update        makes one update, for each of the batches
