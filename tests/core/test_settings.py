@@ -17,6 +17,8 @@ from understudy.core.settings import (
     leaves,
     load_object,
     parse_text,
+    parse_value,
+    read_toml,
     resolve,
     setting,
     toml_text,
@@ -170,3 +172,11 @@ def test_a_number_without_a_limit_may_not_be_infinite():
     with pytest.raises(ConfigError, match=r"size is inf; give a finite number$"):
         check_value(leaf, math.inf)
     assert check_value(Leaf("size", 1, Range(1, math.inf, "")), 10**400) == 10**400
+
+
+def test_a_number_of_too_many_digits_is_rejected(tmp_path: Path):
+    digits = "9" * 5_000
+    assert parse_value(digits) == digits
+    (tmp_path / "long.toml").write_text(f"size = {digits}")
+    with pytest.raises(ConfigError, match="is not TOML: Exceeds the limit"):
+        read_toml(tmp_path / "long.toml")

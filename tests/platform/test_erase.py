@@ -1,6 +1,7 @@
 """What `forget` erases besides the store, and that it names every place it could not erase."""
 
 import json
+import shutil
 import unicodedata
 from pathlib import Path
 
@@ -57,6 +58,13 @@ def test_a_name_is_found_in_whichever_form_it_is_typed(data: DataFolder) -> None
     record(data, unicodedata.normalize("NFD", name))
     answer = forget_player(data, unicodedata.normalize("NFC", name), game=None, timeout_s=5)
     assert (answer["chunks"], answer["is_finished"], answer["left"]) == (1, True, {})
+
+
+def test_a_player_of_a_game_whose_spec_was_deleted_is_found(data: DataFolder) -> None:
+    record(data, "ada")
+    shutil.rmtree(data.root / "models" / "games")
+    answer = forget_player(data, "ada", game=None, timeout_s=5)
+    assert (answer["chunks"], answer["games"], answer["is_finished"]) == (1, [SPEC.game], True)
 
 
 def test_nothing_stays_in_the_stream_of_a_process_that_is_still_connected(data: DataFolder) -> None:

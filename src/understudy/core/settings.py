@@ -212,7 +212,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} cannot be read: {error.strerror}; correct its name, or create it"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also for numbers of too many digits
         raise ConfigError(f"{path} is not TOML: {error}; correct it") from None
 
 
@@ -220,7 +220,7 @@ def parse_value(text: str) -> Any:
     """Parse text from a command line as a TOML value, or return it as plain text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # also for numbers of too many digits
         return text
 
 

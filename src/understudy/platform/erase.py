@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from understudy.backends.data import DataFolder
+from understudy.backends.data import DataFolder, stored_schemas
 from understudy.backends.deployment import registered_games
 from understudy.backends.local import has_store, open_local_store
 from understudy.backends.specs import registered_specs
@@ -91,6 +91,8 @@ def _find(
 ) -> tuple[list[str], list[bytes]]:
     """Return the games, and the player's pseudonym in each."""
     name = player_name(player)
+    # A game whose spec was deleted is not registered, but has players.
+    registered = sorted({*registered, *stored_schemas(data)})
     if not registered:
         raise ConfigError(
             f"no game is registered in {data.root}, so there is no player to erase; check --data"

@@ -512,6 +512,9 @@ class Loop:
         ingest = statuses["ingest"].report
         now = registry.catalogue(self._game)
         game = learner.get("games", {}).get(self._game, {})
+        phase = game.get("why", "the learner is starting")
+        if game.get("phase"):
+            phase = f"{game['phase']}: {phase}"
         if (stored := ingest.get("stored", 0)) < self._stored:
             self._stored_before += self._stored  # a restarted ingest counts from 0 again
         self._stored = stored
@@ -526,7 +529,7 @@ class Loop:
             acked_steps=people.total("acked"),
             stored_steps=self._stored_before + stored,
             updates=int(learner.get("updates", 0)),
-            phase=f"{game['phase']}: {game['why']}" if game else "the learner is starting",
+            phase=phase,
             champion=now.model_of("champion"),
             canary=now.model_of("canary"),
             lag_s=ingest.get("lag_s"),
