@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from understudy.algorithm import Batch, Decision, Feedback, Schedule, Transitions, setting
+from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
 from understudy.learn import flat, networks
@@ -56,6 +57,10 @@ class BcConfig:
     )
 
     def __post_init__(self) -> None:
+        if not 0 < self.best_share <= 1:
+            raise ConfigError(
+                f"best_share is {self.best_share}; give a number above 0, up to 1 for all episodes"
+            )
         check_centre(self.centre)
         check_symmetry(self.symmetry)
 
