@@ -457,7 +457,8 @@ def drawn_by(bots, count):
     return drawn
 
 
-def test_beside_a_canary_the_control_plays_its_share_also_after_a_restart(tmp_path):
+def during_a_trial(tmp_path):
+    """A platform with champion, canary and control, and the bots of a client that has all three."""
     platform = Platform(tmp_path)
     platform.release(constant_policy(0))
     platform.release(constant_policy(1))
@@ -465,6 +466,11 @@ def test_beside_a_canary_the_control_plays_its_share_also_after_a_restart(tmp_pa
     bots = bots_of(platform.link, tmp_path)
     bots.pick()
     bots.step()
+    return platform, bots
+
+
+def test_beside_a_canary_the_control_plays_its_share_also_after_a_restart(tmp_path):
+    platform, bots = during_a_trial(tmp_path)
     platform.link.is_down = True
     for playing in (bots, bots_of(platform.link, tmp_path)):
         drawn = drawn_by(playing, 8_000)
@@ -490,13 +496,7 @@ def test_beside_a_canary_the_control_plays_its_share_also_after_a_restart(tmp_pa
 def test_a_canary_or_control_that_is_damaged_on_disk_leaves_the_others_and_is_fetched_again(
     tmp_path, how, damaged, left
 ):
-    platform = Platform(tmp_path)
-    platform.release(constant_policy(0))
-    platform.release(constant_policy(1))
-    platform.release(constant_policy(2), "canary", share=0.25, control=Control(1, 0.05))
-    bots = bots_of(platform.link, tmp_path)
-    bots.pick()
-    bots.step()
+    platform, bots = during_a_trial(tmp_path)
     whole = drawn_by(bots, 999).keys()
     live = bots._live
     assert live is not None
