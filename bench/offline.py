@@ -125,10 +125,9 @@ def main() -> int:
         return _measure_poisoning(options, request, updates=updates)
     for seed in range(options.seeds):
         settings = resolve(request, spec)
-        best_share = getattr(settings.config, "best_share", 1.0)
         episodes = recorded_episodes(game, spec, options.steps, seed=seed)
-        steps = batch_of(spec, itertools.chain(*best_episodes(episodes, best_share)))
-        settings = with_view(spec, settings, steps)
+        settings = with_view(spec, settings, batch_of(spec, itertools.chain(*episodes)))
+        steps = batch_of(spec, itertools.chain(*best_episodes(episodes, settings.config)))
         began_s = time.monotonic()
         policy = trained(spec, settings, steps, updates=updates, seed=seed)
         minutes = (time.monotonic() - began_s) / 60
@@ -205,10 +204,13 @@ def recorded_episodes(
     return episodes
 
 
-def best_episodes(episodes: Sequence[list[Row]], share: float) -> Sequence[list[Row]]:
-    """The episodes that are cloned with this `best_share`; the last one is cut, so never."""
+def best_episodes(episodes: Sequence[list[Row]], config: Any) -> Sequence[list[Row]]:
+    """The episodes that are learned from with these settings; not the last one, which is cut."""
+    share = getattr(config, "best_share", 1.0)
     if share == 1:
         return episodes
+    n_steps = sum(map(len, episodes[:-1]))
+    share = max(share, min(0.5, config.best_steps / n_steps))
     returns = [sum(row[2] for row in rows) for rows in episodes[:-1]]
     least = sorted(returns)[-math.ceil(share * len(returns))]
     return [rows for rows, own in zip(episodes, returns, strict=False) if own >= least]

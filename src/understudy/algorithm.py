@@ -36,6 +36,7 @@ class Transitions:
     is_cloning: bool = False
     """The algorithm imitates recorded players, so it cannot learn from actors of its own run."""
     best_share: float = 1.0  # of a store's episodes: those with the highest returns
+    best_steps: int = 0  # with fewer steps in these, more episodes, up to half of them
     extras: tuple[str, ...] = ()
     """Optional columns that `update` also reads, such as `logp`."""
 
@@ -70,9 +71,8 @@ class Batch(NamedTuple):
     # If a row has no valid action, the episode was stopped there: treat every action as valid.
     next_action_mask: Any = None
     extras: Mapping[str, Any] = {}
-    # column name -> float32[2, ...], the lowest and highest value that running statistics of
-    # observations use, or None: learners from recorded play set it, since a few players may send
-    # false values
+    # column name -> float32[2, ...], the lowest and highest value that running statistics use, or
+    # None: learners from recorded play set it, since a few players may send false values
     obs_limits: Any = None
 
 

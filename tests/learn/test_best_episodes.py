@@ -150,6 +150,25 @@ def test_false_rewards_do_not_make_an_episode_one_of_the_best():
     assert drawn_sessions(source) == {8, 9}
 
 
+def test_lies_of_many_names_do_not_make_their_episodes_the_best():
+    source = source_of(0.2)
+    for session in range(18):
+        play(source, session, [1.0 + session / 100] * 10)
+    for session in range(18, 38):
+        play(source, session, [50.0])
+    assert drawn_sessions(source) == {14, 15, 16, 17}
+
+
+@pytest.mark.parametrize(
+    ("n_episodes", "n_cloned"), [(10, 5), (40, 20), (60, 20), (100, 20), (200, 40)]
+)
+def test_of_few_steps_a_larger_share_is_cloned(n_episodes: int, n_cloned: int):
+    source = source_of(0.2, best_steps=60)
+    for session in range(n_episodes):
+        play(source, session, [session / 100] * 3)
+    assert drawn_sessions(source) == set(range(n_episodes - n_cloned, n_episodes))
+
+
 def test_the_limit_of_a_player_holds_among_the_players_of_the_best_episodes():
     source = source_of(0.5)
     players = {}

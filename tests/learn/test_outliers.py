@@ -2,6 +2,7 @@
 
 import math
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from understudy.learn.outliers import (
     believable,
     is_believable,
     obs_limits,
+    reward_scales,
     reward_size,
     shared_weights,
     step_weights,
@@ -70,6 +72,47 @@ def test_a_few_steps_of_other_names_do_not_decide_what_is_learned(
 ):
     learned = np.array(n_steps) * step_weights(n_steps)
     assert learned[n_main:].sum() / learned.sum() < most
+
+
+@pytest.mark.parametrize(
+    ("sizes", "n_steps", "scales"),
+    [
+        ([], [], []),
+        ([1.0, 100.0], [10, 10], [1.0, 1.0]),  # too few players to tell who is right
+        ([1.0] * 18 + [1.9, 4.0], [10] * 20, [1.0] * 19 + [0.5]),
+        ([1.0] * 18 + [10.5, 100.0], [10] * 20, [1.0] * 18 + [0.0, 0.0]),
+        ([0.0] * 18 + [5.0, 0.1], [10] * 20, [1.0] * 20),  # the only rewards there are
+        # A tenth of the steps under fifty names does not decide what is usual.
+        ([1.0] * 18 + [100.0] * 50, [100] * 18 + [4] * 50, [1.0] * 18 + [0.0] * 50),
+        # Nor does one player with most of the steps.
+        ([100.0] + [1.0] * 19, [5_000] + [400] * 19, [0.0] + [1.0] * 19),
+    ],
+)
+def test_rewards_of_few_players_that_are_much_larger_count_less(
+    sizes: list[float], n_steps: list[int], scales: list[float]
+):
+    assert reward_scales(sizes, n_steps) == scales
+
+
+def test_lies_about_rewards_do_not_turn_what_is_learned_into_its_opposite():
+    replay = HostReplay(GAME, Transitions(batch=256), ReplayConfig(capacity=4_096))
+    source = ReplaySource(replay, None, updates=8, batch=256, root_seed=0)
+    factors = {18: -4.0, 19: -100.0}  # two liars of twenty players
+    for session in range(20):
+        told = [
+            replace(step, reward=factors.get(session, 1.0) * (1 + session / 100))
+            for step in steps(20)
+        ]
+        replay.insert(Piece(session, 0, told).chunk())
+        replay.close(session_id(session))
+    source.measure({session_id(session): bytes([session]) for session in range(20)})
+    batch = source.draw(0, importance_exponent=0.0)
+    session = batch.obs["obs"][..., 1]
+    assert (batch.weight[session == 19] == 0).all()
+    of_honest = batch.reward[(session < 18) & (batch.weight > 0)]
+    of_liar = batch.reward[session == 18]
+    assert of_honest.min() >= 1
+    assert of_liar.min() == pytest.approx(-2 * 1.15), "twice what is usual"
 
 
 def test_steps_of_who_plays_most_weigh_less_in_a_draw():

@@ -92,15 +92,26 @@ def _continued(key: ChunkId, pieces: Mapping[ChunkId, Pieces]) -> list[ChunkId]:
 
 
 def least_return(
-    pieces: Mapping[ChunkId, Pieces], returns: Mapping[ChunkId, Floats], share: float
+    pieces: Mapping[ChunkId, Pieces],
+    returns: Mapping[ChunkId, Floats],
+    share: float,
+    *,
+    min_steps: int = 0,
 ) -> float:
-    """The lowest return among the best share of the episodes; infinity if no return is known."""
+    """The lowest return among the best share of the episodes; infinity if no return is known.
+
+    The share is larger, up to a half, where that share of all steps would be less than `min_steps`.
+    """
     every = np.concatenate(
         [np.empty(0), *(returns[key][own.is_start] for key, own in pieces.items())]
     )
     known = np.sort(every[~np.isnan(every)])
     if not len(known):
         return math.inf
+    n_steps = sum(
+        int((own.n_rows - 1).sum(where=~np.isnan(returns[key]))) for key, own in pieces.items()
+    )
+    share = max(share, min(0.5, min_steps / max(1, n_steps)))
     # The tolerance is for rounding: 0.07 * 100 is 7.000000000000001.
     n_best = max(1, math.ceil(share * len(known) - 1e-9))
     return float(known[-n_best])

@@ -2,8 +2,8 @@
 
 A few players' false numbers must decide neither the scale of rewards nor that of observations. So
 each player's range is found first, and then that of most players, however many steps one of them
-has recorded. Nor must a player who plays much more than the others decide what is learned, nor bots
-that play much more than people.
+has recorded. Nor must a player who plays much more than the others decide what is learned, one
+whose rewards are much larger than the others', nor bots that play much more than people.
 """
 
 import math
@@ -28,6 +28,14 @@ _MAX_SHARE = 0.1
 _MIN_WEIGHT = 0.2
 """The lowest weight of a step, so that the steps of players who hardly play count five times as
 much as others at most."""
+_MIN_PLAYERS = 10
+"""Below this, no player's rewards are compared with those of the others."""
+_USUAL_SHARE = 0.8
+"""The share of the steps whose players have rewards of a usual size, or smaller ones."""
+_LARGE = 2.0
+"""Larger rewards are scaled down to this many times the usual size, on average over a player."""
+_TOO_LARGE = 10.0
+"""From this many times the usual size on, none of a player's rewards is believed."""
 _MAX_REPEATS = 4.0
 """How often a step of people is drawn at most, relative to a draw in which all steps are equal.
 Where people have stopped playing, their share would be a few steps that are learned by heart."""
@@ -88,6 +96,27 @@ def step_weights(n_steps: Sequence[int] | NDArray[np.float64]) -> list[float]:
         each = share * others / rest if rest > 0 else 0.0
         weights = np.where(is_capped, np.maximum(each / np.maximum(steps, 1), _MIN_WEIGHT), 1.0)
     return [float(weight) for weight in weights]
+
+
+def reward_scales(sizes: Sequence[float], n_steps: Sequence[int]) -> list[float]:
+    """By player, the factor of its rewards, from 0 (not believed) to 1.
+
+    `sizes`: the average size of each player's rewards. What is usual is decided by steps, not by
+    players, of whom anyone can invent many. With it, a tenth of the steps cannot turn the average
+    reward of what most people do into its opposite.
+    """
+    size = np.asarray(sizes, np.float64)
+    steps = np.asarray(n_steps, np.float64) * step_weights(n_steps)
+    if len(size) < _MIN_PLAYERS:
+        return [1.0] * len(size)
+    order = np.argsort(size, kind="stable")
+    is_usual = np.cumsum(steps[order]) >= _USUAL_SHARE * steps.sum()
+    usual = size[order][np.argmax(is_usual)]
+    if not usual:  # most have none, so the others' are all that is known
+        return [1.0] * len(size)
+    times = size / usual
+    scales = np.where(times > _TOO_LARGE, 0.0, _LARGE / np.maximum(times, _LARGE))
+    return [float(scale) for scale in scales]
 
 
 class SharedWeights(NamedTuple):

@@ -32,6 +32,7 @@ from understudy.learn.outliers import (
     Limits,
     believable,
     obs_limits,
+    reward_scales,
     reward_size,
     shared_weights,
 )
@@ -173,6 +174,8 @@ class RowWeights(NamedTuple):
     """How much an update counts them, so that no player decides alone what is learned."""
     drawn: NDArray[np.float32] | None = None
     """How often they are drawn, so that bots do not decide alone, and bad episodes not at all."""
+    reward: NDArray[np.float32] | None = None
+    """The factor of their rewards, so that players with much larger ones do not decide alone."""
 
 
 class HostReplay:
@@ -280,11 +283,14 @@ class HostReplay:
         *,
         people_share: float,
         best_rows: Mapping[ChunkId, NDArray[np.bool_]] | None = None,
+        reward_scales: Mapping[bytes, float] | None = None,
     ) -> RowWeights:
         """The weights of rows by the players of sessions, with a share for people.
 
         `bot_rows`: the rows of chunks that bots have decided; chunks without any may be omitted.
         `best_rows`: the rows of chunks that are drawn; None: all. Only players of such rows count.
+        `reward_scales`: factors of players' rewards, if they are not 1. Steps of players whose
+        rewards are not believed are not learned from.
         """
         may_sample = self._may_sample()
         by_bot = self._marked(bot_rows)
@@ -310,15 +316,44 @@ class HostReplay:
             drawn = np.where(by_bot, np.float32(weights.bot_rate), np.float32(1))
         if best_rows is not None:
             drawn = (np.float32(1) if drawn is None else drawn) * is_best
-        if min((*weights.people, *weights.bots), default=1.0) == 1.0:
+        if min((*weights.people, *weights.bots), default=1.0) == 1.0 and not reward_scales:
             return RowWeights(None, drawn)
         weights_of = dict(zip(people, zip(weights.people, weights.bots, strict=True), strict=True))
-        learned = np.ones(self.capacity, np.float32)
+        learned, reward = np.ones((2, self.capacity), np.float32)
         for (session, _), span in self._ring.spans.items():
             rows = slice(span.start, span.start + span.n_rows)
-            of_people, of_bots = weights_of.get(players.get(session, session.bytes), (1.0, 1.0))
-            learned[rows] = np.where(by_bot[rows], of_bots, of_people)
-        return RowWeights(learned, drawn)
+            player = players.get(session, session.bytes)
+            of_people, of_bots = weights_of.get(player, (1.0, 1.0))
+            reward[rows] = scale = (reward_scales or {}).get(player, 1.0)
+            learned[rows] = np.where(by_bot[rows], of_bots, of_people) * (scale > 0)
+        return RowWeights(learned, drawn, reward if reward_scales else None)
+
+    def reward_scales(
+        self, players: Mapping[uuid.UUID, bytes], *, max_reward: float
+    ) -> dict[bytes, float]:
+        """Factors of the rewards of players who have much larger ones than most; others are 1.
+
+        Rewards above `max_reward`, which are not believed anyway, do not count.
+        """
+        sizes = np.abs(self._facts[:, RETURN])
+        counted = self._may_sample() & (sizes <= max_reward)
+        by_player: dict[bytes, tuple[float, int]] = {}
+        for (session, _), span in self._ring.spans.items():
+            rows = slice(span.start, span.start + span.n_rows)
+            player = players.get(session, session.bytes)
+            total, n_steps = by_player.get(player, (0.0, 0))
+            by_player[player] = (
+                total + float(sizes[rows].sum(where=counted[rows], dtype=np.float64)),
+                n_steps + int(np.count_nonzero(counted[rows])),
+            )
+        totals = [(player, total, n_steps) for player, (total, n_steps) in by_player.items()]
+        scales = reward_scales(
+            [total / max(1, n_steps) for _, total, n_steps in totals],
+            [n_steps for *_, n_steps in totals],
+        )
+        return {
+            player: scale for (player, *_), scale in zip(totals, scales, strict=True) if scale < 1
+        }
 
     def _marked(self, rows_of: Mapping[ChunkId, NDArray[np.bool_]]) -> NDArray[np.bool_]:
         """The rows of the ring that are marked in their chunk."""
@@ -613,6 +648,8 @@ class ReplaySource:
     """The pieces of episodes in each chunk, if only the best episodes are drawn from."""
     least_return: float = -math.inf
     """The lowest return of the episodes that are drawn from, when the weights were computed."""
+    _scales: Mapping[bytes, float] = field(default_factory=dict)
+    """Factors of the rewards of some players, when the weights were computed."""
     _weighed: int | None = None
     """Edits of the replay when these weights were computed."""
     _drawn: Drawn | None = None
@@ -664,6 +701,8 @@ class ReplaySource:
         batches = drawn.batches
         if self.weights.learned is not None:
             batches = batches._replace(weight=batches.weight * self.weights.learned[drawn.rows])
+        if self.weights.reward is not None:
+            batches = batches._replace(reward=batches.reward * self.weights.reward[drawn.rows])
         return batches if self.limits is None else self.limits.apply(batches)
 
     def measure(self, players: Mapping[uuid.UUID, bytes]) -> None:
@@ -682,11 +721,13 @@ class ReplaySource:
         """Find the weights, by the players of sessions, if the steps have changed."""
         if self._weighed != self.replay.n_edits:
             self._drop_evicted()
+            self._scales = self.replay.reward_scales(players, max_reward=self.max_reward)
             self.weights = self.replay.row_weights(
                 players,
                 self._bot_rows,
                 people_share=self.people_share,
-                best_rows=self._best_rows(),
+                best_rows=self._best_rows(players),
+                reward_scales=self._scales,
             )
             self._weighed = self.replay.n_edits
 
@@ -695,13 +736,21 @@ class ReplaySource:
         """The largest size of a reward that is believed."""
         return math.inf if self.limits is None else self.limits.max_reward
 
-    def _best_rows(self) -> dict[ChunkId, NDArray[np.bool_]] | None:
+    def _best_rows(
+        self, players: Mapping[uuid.UUID, bytes]
+    ) -> dict[ChunkId, NDArray[np.bool_]] | None:
         """The rows of the best episodes; None if all are drawn from, ConfigError without any."""
-        best_share = self.replay.needs.best_share
+        needs = self.replay.needs
+        best_share = needs.best_share
         if best_share == 1:
             return None
         returns = returns_of(self._pieces, max_reward=self.max_reward)
-        self.least_return = least_return(self._pieces, returns, best_share)
+        for (session, number), own in returns.items():
+            scale = self._scales.get(players.get(session, session.bytes), 1.0)
+            returns[session, number] = own * scale if scale else np.full_like(own, np.nan)
+        self.least_return = least_return(
+            self._pieces, returns, best_share, min_steps=needs.best_steps
+        )
         if self.least_return == math.inf:
             raise ConfigError(
                 f"no recorded episode is whole, so best_share={best_share} has none to choose "

@@ -118,7 +118,8 @@ class Ring:
             "extras": list(needs.extras),
         }
         """Settings that must match those of a state to restore."""
-        del self.fixed["batch"], self.fixed["best_share"]
+        for name in ("batch", "best_share", "best_steps"):
+            del self.fixed[name]
 
     def place(self, chunk: Chunk, *, weight: float) -> Placed:
         """Allocate rows for the chunk; changes nothing if it raises."""

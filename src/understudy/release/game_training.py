@@ -162,7 +162,8 @@ class GameTraining:
         # is continued.
         config = context.config
         text = settings.to_toml()
-        for default in ('centre = ""\n', 'symmetry = ""\n', "best_share = 1.0\n"):
+        new = ('centre = ""\n', 'symmetry = ""\n', "best_share = 1.0\n", "best_steps = 0\n")
+        for default in new:
             text = text.replace(default, "")
         identity = f"{spec.schema} {text} {config.learn_from} {config.seed}"
         people_share = config.schedule.people_share

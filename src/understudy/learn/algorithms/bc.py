@@ -55,6 +55,12 @@ class BcConfig:
         1.0,
         "share of the recorded episodes that are cloned: those with the highest returns",
     )
+    best_steps: int = setting(
+        0,
+        0,
+        1_000_000_000,
+        "with fewer steps in these, more episodes are cloned, up to half of all",
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.best_share <= 1:
@@ -100,6 +106,7 @@ class Bc:
             stack=self.config.stack,
             is_cloning=True,
             best_share=self.config.best_share,
+            best_steps=self.config.best_steps,
         )
 
     @cached_property
