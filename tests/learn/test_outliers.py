@@ -99,10 +99,10 @@ def test_lies_about_rewards_do_not_turn_what_is_learned_into_its_opposite():
     source = ReplaySource(replay, None, updates=8, batch=256, root_seed=0)
     factors = {18: -4.0, 19: -100.0}  # two liars of twenty players
     for session in range(20):
-        told = [
+        told = tuple(
             replace(step, reward=factors.get(session, 1.0) * (1 + session / 100))
             for step in steps(20)
-        ]
+        )
         replay.insert(Piece(session, 0, told).chunk())
         replay.close(session_id(session))
     source.measure({session_id(session): bytes([session]) for session in range(20)})
