@@ -11,6 +11,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def in_turn(
             played[name],
             new_session(START_S + count, name.encode().rjust(10)),
             model=name,
-            propensity=propensity,
+            ticket=propensity and partial(made.ticket, name, propensity),
         )
         for name in policies
     }
