@@ -641,10 +641,11 @@ def test_a_gateway_without_tickets_is_asked_rarely_and_bots_still_play(tmp_path)
     platform = Platform(tmp_path, link=Older())
     platform.release(constant_policy(1))
     platform.release(constant_policy(2), "canary", share=0.5)
-    bots = bots_of(platform.link, tmp_path)
+    clock = FakeClock()
+    bots = bots_of(platform.link, tmp_path, clock=clock)
     bots.pick()
     for _ in range(1000):
-        bots._clock.advance(1)
+        clock.advance(1)
         bots.step()
     assert 30 < platform.link.n_ticket_requests < 200
     assert bots.draw() == (bots.pick(), None)

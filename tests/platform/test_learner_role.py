@@ -141,7 +141,7 @@ def in_turn(
             played[name],
             new_session(START_S + count, name.encode().rjust(10)),
             model=name,
-            ticket=propensity and partial(made.ticket, name, propensity),
+            ticket=partial(made.ticket, name, propensity) if propensity else None,
         )
         for name in policies
     }

@@ -14,7 +14,7 @@ from understudy.core.errors import Fenced
 from understudy.core.signed import Signer
 from understudy.experience.game import game_spec
 from understudy.models.catalogue import Control, live_models
-from understudy.models.gate import Bounds, GateDecision, Played
+from understudy.models.gate import Bounds, GateDecision, Played, of_trial
 from understudy.models.manifest import Lineage, model_name
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
@@ -651,7 +651,8 @@ def test_draws_of_the_trial_count_although_its_share_grew_and_those_of_an_earlie
     played = [Played(at, 1e12 + at, 1.0, propensity=0.5, entry=canary.number) for at in range(3)]
     played.append(Played(3, 1e12, 1.0, propensity=0.5, entry=canary.number - 1))
     played.append(Played(4, 1e12, 1.0, propensity=0.5))
-    assert [each.propensity for each in of_trial(played, raised.first_no)] == [0.5] * 3 + [None] * 2
+    draws = [each.propensity for each in of_trial(played, raised.first_no)]
+    assert draws == [0.5] * 3 + [None] * 2
 
     def judged(entry: int) -> GateDecision:
         returns = {

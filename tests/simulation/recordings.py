@@ -161,7 +161,7 @@ class Recording:
         """A new ticket of the trial that is under way, as a gateway seals it."""
         canary = self.registry().catalogue(spec.game).pointer("canary", spec.schema)
         self._tickets += 1
-        drawn = {
+        drawn: dict[str, Any] = {
             "entry": canary.number if canary else 1,
             "model_no": int(model.rpartition("/")[2]),
             "propensity": propensity,
