@@ -654,11 +654,11 @@ def test_draws_of_the_trial_count_although_its_share_grew_and_those_of_an_earlie
     draws = [each.propensity for each in of_trial(played, raised.first_no)]
     assert draws == [0.5] * 3 + [None] * 2
 
-    def judged(entry: int) -> GateDecision:
+    def judged(entry: int, n_episodes: int) -> GateDecision:
         returns = {
             model_name(GAME.game, number): [
                 Played(at, 1e12 + at, float(10 * number + at % 3), "", propensity=0.5, entry=entry)
-                for at in range(200)
+                for at in range(n_episodes)
             ]
             for number in (1, 3)
         }
@@ -668,7 +668,7 @@ def test_draws_of_the_trial_count_although_its_share_grew_and_those_of_an_earlie
         assert decision is not None
         return decision
 
-    waits = judged(canary.number - 1)
+    waits = judged(canary.number - 1, 200)
     assert waits.decision == "wait"
     assert waits.why.startswith("0 episodes of the candidate, 0 of the champion")
-    assert judged(canary.number).decision == "promote"
+    assert judged(canary.number, 201).decision == "promote"
