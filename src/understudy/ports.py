@@ -447,7 +447,7 @@ class LiveModels:
     """Public keys of the deployment, as text; a client pins them on first contact."""
 
 
-MAX_TICKETS = 256
+MAX_TICKETS = 128
 """The largest number of tickets in one request."""
 
 

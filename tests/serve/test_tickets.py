@@ -43,25 +43,26 @@ def test_tickets_are_drawn_between_the_bots_of_the_trial(gateway: Running):
     none = gateway.ask("POST", PATH, key, {"schema": CART.schema})
     assert none.json == {"entry": 0, "valid_s": 0.0, "tickets": []}
     entry = trial(gateway)
-    while not (batch := gateway.ask("POST", PATH, key, {"n": 256}).json)["entry"]:
+    asked = {"schema": CART.schema, "n": 128}
+    while not (batch := gateway.ask("POST", PATH, key, asked).json)["entry"]:
         pass
     assert (batch["entry"], batch["valid_s"]) == (entry, 86_400)
     drawn: Counter[tuple[int, float]] = Counter()
     ids = set()
-    for _ in range(20):
-        batch = gateway.ask("POST", PATH, key, {"schema": CART.schema, "n": 256}).json
+    for _ in range(40):
+        batch = gateway.ask("POST", PATH, key, asked).json
         for each in batch["tickets"]:
             ticket = opened(gateway, each["ticket"])
             assert (ticket.entry, ticket.model_no) == (entry, each["model_no"])
             drawn[ticket.model_no, ticket.propensity] += 1
             ids.add(ticket.id)
-    assert len(ids) == drawn.total() == 20 * 256
+    assert len(ids) == drawn.total() == 40 * 128
     # A quarter of the draws is beside the control. Bounds: at least five standard deviations.
     assert drawn[3, 0.6] == pytest.approx(768, abs=130)
     assert drawn[1, 0.4] == pytest.approx(512, abs=110)
     assert drawn[3, 0.25] == pytest.approx(960, abs=140)
     assert drawn[2, 0.75] == pytest.approx(2880, abs=180)
-    batch = gateway.ask("POST", PATH, key, {"n": 256, "control": False}).json
+    batch = gateway.ask("POST", PATH, key, asked | {"control": False}).json
     draws = [opened(gateway, each["ticket"]) for each in batch["tickets"]]
     assert {(ticket.model_no, ticket.propensity) for ticket in draws} == {(3, 0.25), (2, 0.75)}
 
@@ -70,7 +71,7 @@ def test_tickets_are_drawn_between_the_bots_of_the_trial(gateway: Running):
     ("body", "code"),
     [
         ({"n": 0}, "bad_body"),
-        ({"n": 257}, "bad_body"),
+        ({"n": 129}, "bad_body"),
         ({"n": "9"}, "bad_body"),
         ({"schema": "x"}, "bad_body"),
         ({"schema": "0" * 64}, "not_registered"),
@@ -93,7 +94,7 @@ def test_tickets_count_as_requests_of_their_key(gateway: Running):
 def test_act_draws_the_bot_of_an_episode_and_its_ticket_keeps_it(gateway: Running):
     key = gateway.key("play")
     entry = trial(gateway)
-    while not gateway.ask("POST", PATH, key, {}).json["entry"]:
+    while not gateway.ask("POST", PATH, key, {"schema": CART.schema}).json["entry"]:
         pass
 
     def act(**more: Any) -> Any:
@@ -114,7 +115,7 @@ def test_act_draws_the_bot_of_an_episode_and_its_ticket_keeps_it(gateway: Runnin
         skilled = act(ticket=first["ticket"], skill="easy")
         assert (skilled["model_no"], "ticket" in skilled) == (2, False)
     gateway.registry.withdraw("cart", why="enough")
-    while gateway.ask("POST", PATH, key, {}).json["entry"]:
+    while gateway.ask("POST", PATH, key, {"schema": CART.schema}).json["entry"]:
         pass
     assert "ticket" not in act(draw=True)
     canary = TicketSeal(deployment_key(gateway.folder)).seal(
@@ -150,7 +151,7 @@ def test_a_canary_that_stacks_observations_is_not_drawn_for_act(gateway: Running
     gateway.release(CART)
     gateway.release(CART, promote=False, stack=2)
     gateway.registry.set_alias("cart", "canary", 2, why="", share=0.5)
-    while not gateway.ask("POST", PATH, key, {}).json["entry"]:
+    while not gateway.ask("POST", PATH, key, {"schema": CART.schema}).json["entry"]:
         pass
     for _ in range(20):
         reply = gateway.ask("POST", ACT, key, {"obs": OBS, "draw": True}).json

@@ -7,8 +7,8 @@ A game never waits for the network: the first `act` loads the stored bots, later
 attribute, and a thread fetches newer bots. The thread starts with the first `act` or
 `wait_for_bot`, so a game that only records never fetches bots. While a canary is on trial, the
 gateway draws the bot of each episode: its draws are fetched in advance as *tickets*, and without
-one the champion plays. A folder, which several processes
-and versions of a game may share, stores what the next start needs:
+one the champion plays. A folder, which several processes and versions of a game may share, stores
+what the next start needs:
 
     trust.json                  the deployment's public keys, pinned at first contact
     SCHEMA/bot.json             the last good live models, and the highest entry number seen of each

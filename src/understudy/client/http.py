@@ -163,15 +163,22 @@ class HttpLink:
             batch = TicketBatch(
                 entry=response["entry"],
                 valid_s=float(response["valid_s"]),
-                tickets=tuple(DrawnTicket(**drawn) for drawn in response["tickets"]),
+                tickets=tuple(
+                    DrawnTicket(model_no=drawn["model_no"], ticket=drawn["ticket"])
+                    for drawn in response["tickets"]
+                ),
             )
         except (KeyError, TypeError, ValueError):
             raise _unexpected(f"invalid tickets {_printable(response, 80)}") from None
-        is_valid = type(batch.entry) is int and all(
-            type(drawn.model_no) is int
-            and type(drawn.ticket) is str
-            and len(drawn.ticket) <= MAX_TICKET_CHARS
-            for drawn in batch.tickets
+        is_valid = (
+            type(batch.entry) is int
+            and isinstance(response["tickets"], list)
+            and all(
+                type(drawn.model_no) is int
+                and isinstance(drawn.ticket, str)
+                and len(drawn.ticket) <= MAX_TICKET_CHARS
+                for drawn in batch.tickets
+            )
         )
         if not is_valid:
             raise _unexpected(f"invalid tickets {_printable(response, 80)}")
