@@ -422,7 +422,7 @@ MAX_CANARY_SHARE = 0.5
 """The largest probability of a canary in a draw between it and the champion."""
 CANARY_BESIDE_CONTROL = 0.6
 """The probability of the canary in a draw between it and the control. No canary has as large a
-share beside the champion, so a note's probability tells which of the two draws it was."""
+share beside the champion, so a ticket's probability tells which of the two draws it was."""
 MAX_CONTROL_SHARE = 0.2
 """The largest share of episodes that a control plays."""
 

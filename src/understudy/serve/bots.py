@@ -291,7 +291,7 @@ class _Question:
     answer: "asyncio.Future[Any]"
 
 
-class TicketOffice:
+class TicketIssuer:
     """Draws the bots of new episodes while a canary is on trial, as sealed tickets."""
 
     def __init__(
@@ -344,7 +344,7 @@ class PolicyServer:
     """Answers `act` and `advise` with a bot of the spec's schema, computed in a thread."""
 
     def __init__(
-        self, bots: ServedBots, rng: np.random.Generator, tickets: TicketOffice, *, within_s: float
+        self, bots: ServedBots, rng: np.random.Generator, tickets: TicketIssuer, *, within_s: float
     ) -> None:
         self._bots = bots
         self._rng = rng

@@ -27,7 +27,7 @@ from understudy.experience.ticket import TicketSeal
 from understudy.models.keys import Key, Keys
 from understudy.models.registry import Registry
 from understudy.ports import Ack, Stream
-from understudy.serve.bots import PolicyServer, ServedBots, TicketOffice
+from understudy.serve.bots import PolicyServer, ServedBots, TicketIssuer
 from understudy.serve.intake import Admission, Admitted, Appender
 
 T = TypeVar("T")
@@ -438,7 +438,7 @@ class GatewayState:
     appender: Appender = field(init=False)
     specs: SpecCache = field(init=False)
     bots: ServedBots = field(init=False)
-    tickets: TicketOffice = field(init=False)
+    tickets: TicketIssuer = field(init=False)
     decider: PolicyServer = field(init=False)
     metrics: Metrics = field(init=False)
     _quotas: dict[str, Quota] = field(default_factory=dict, init=False)
@@ -456,7 +456,7 @@ class GatewayState:
             trust=[public_key_text(public) for public in self.trusted.values()],
             follow_every_s=self.config.follow_every_s,
         )
-        self.tickets = TicketOffice(self.bots, TicketSeal(self.deployment_key), self.clock)
+        self.tickets = TicketIssuer(self.bots, TicketSeal(self.deployment_key), self.clock)
         self.decider = PolicyServer(
             self.bots,
             np.random.default_rng(),
