@@ -500,7 +500,7 @@ export function decodeTensors(raw) {
  * @property {string | number} [result]
  * @property {number | bigint} [seed]
  * @property {string} [model]
- * @property {number} [propensity] the probability with which `model` was drawn, if there were several
+ * @property {string} [ticket] the gateway's draw of `model`, if there were several
  * @property {string} [skill] the skill at which the bot plays, `easy` or `even`
  * @property {number} [noise] the noise of that skill, once a bot has decided
  * @property {number} [temperature]
@@ -859,13 +859,13 @@ class Rows {
   /**
    * Names the model that decides from now on, for the episode's note.
    * @param {string} model
-   * @param {number} [propensity] the probability with which it was drawn, if there were several
+   * @param {string} [ticket] the gateway's draw of it, if there were several
    * @param {number} [noise] the noise with which it plays
    * @param {number} [temperature] the temperature at which it plays
    */
-  nameModel(model, propensity, noise, temperature) {
+  nameModel(model, ticket, noise, temperature) {
     if (!this._note || (this._note.model === model && this._note.noise === noise)) return;
-    const named = { model, propensity, noise, temperature };
+    const named = { model, ticket, noise, temperature };
     this._note = { ...this._note, ...named };
     if (this._state === OPEN || !this._isFirst) Object.assign(this._notes[this._notes.length - 1], named);
   }
@@ -1090,9 +1090,11 @@ class Rows {
   }
 }
 
+const MAX_TICKET_CHARS = 128;
+
 /** Throws Refused for a note that the platform would reject. @param {Note} note */
 function checkNote(note) {
-  const { seat, match = "", model = "", opponents = [], result = "", seed = 0, propensity = 1 } = note;
+  const { seat, match = "", model = "", opponents = [], result = "", seed = 0, ticket = "" } = note;
   const { skill = "even", noise = 0, temperature = 1 } = note;
   const isCount = (/** @type {unknown} */ value, /** @type {number} */ below) =>
     typeof value === "bigint"
@@ -1105,9 +1107,7 @@ function checkNote(note) {
     isCount(seed, 2 ** 64) &&
     isText(match, 128) &&
     isText(model, 128) &&
-    typeof propensity === "number" &&
-    propensity > 0 &&
-    propensity <= 1 &&
+    isText(ticket, MAX_TICKET_CHARS) &&
     Object.hasOwn(DEFAULT_NOISE, skill) &&
     isNoise(noise) &&
     temperature > 0 &&
@@ -1795,9 +1795,9 @@ function publicKey(text) {
 }
 
 /**
- * @typedef {{name: string, policy: Policy, manifest: any, propensity?: number, deterministic?: boolean} & BotSkill} Bot a
- *   model that passed every check, the probability with which it was drawn for an episode, if there were several, and
- *   options of `policy.act`
+ * @typedef {{name: string, policy: Policy, manifest: any, ticket?: string, deterministic?: boolean} & BotSkill} Bot a
+ *   model that passed every check, the gateway's draw of it for an episode, if there were several, and options of
+ *   `policy.act`
  */
 
 /**
@@ -2911,10 +2911,8 @@ function warn(topic, text) {
 // --- Bots ------------------------------------------------------------------------------------------------------------
 
 const POLL_S = 25;
-const MAX_CANARY = 0.5;
-/** The probability of the canary in a draw between it and the control, above any share that it has beside the champion. */
-const CANARY_BESIDE_CONTROL = 0.6;
-const MAX_CONTROL = 0.2;
+/** Tickets that are fetched at once; more are fetched when half of them are used. */
+const N_TICKETS = 64;
 const MAX_STORED_POLICY_BYTES = 1024 * 1024;
 /** The shortest time between two acks to the sender that end the backoff of polling. */
 const NUDGE_MS = 5000;
@@ -2927,8 +2925,9 @@ const RECHECK_CAP_MS = 600_000;
  * @typedef {{number: number, champion: string | null, champion_release: string | null, canary: string | null,
  *   canary_release: string | null, canary_share: number, control_release: string | null, noise: string | null,
  *   trust: string[]}} LiveModels champion, canary, control and the noise of the skills, signed
- * @typedef {{champion: Bot | null, canary?: Bot | null, share?: number, control?: Bot | null, controlShare?: number}}
- *   LivePolicies the bots that play new episodes
+ * @typedef {{champion: Bot | null, canary?: Bot | null, control?: Bot | null, entry?: number}} LivePolicies the bots that
+ *   play new episodes, and the canary's entry in the journal
+ * @typedef {{model_no: number, ticket: string}} DrawnTicket the model that plays one episode, sealed by the gateway
  */
 
 /**
@@ -2966,6 +2965,10 @@ class Bots {
      *   rejected
      */
     this._seen = { champion: 0, canary: 0 };
+    /** @type {{about: string, untilMs: number, left: DrawnTicket[]}} the draws of the next episodes */
+    this._tickets = { about: "", untilMs: 0, left: [] };
+    this._ticketBackoff = new Backoff(clock, random);
+    this._isFetchingTickets = false;
     this._after = this._goodNumber = 0;
     this._recheckAtMs = Infinity;
     this._recheckMs = RECHECK_FIRST_MS;
@@ -2990,24 +2993,62 @@ class Bots {
   }
 
   /**
-   * Draws the bot for an episode: the canary with probability `share`, else the champion; null while there is none. With
-   * a control, the draw is between canary and control in some of the episodes. At a skill or temperature it is the
-   * champion, on whose play the noise was calibrated; and in a few episodes it is the champion, which explores.
+   * The bot for an episode: while a canary is on trial as the gateway's next ticket says, without one the champion; null
+   * while there is none. At a skill or temperature it is the champion, on whose play the noise was calibrated; and in a few
+   * episodes it is the champion, which explores.
    * @param {BotSkill} skill
    * @returns {Bot | null}
    */
   pickBot(skill = {}) {
-    const { champion, canary, share = 0, control, controlShare = 0 } = this._live;
+    const { champion, canary } = this._live;
     if (!isReleased(skill)) return champion && this.atSkill(champion, skill);
     if (champion && this._exploreShare && this._random() < this._exploreShare)
       return { ...champion, ...exploringSkill(champion.manifest.lineage?.config?.temperature) };
     if (!canary) return champion;
-    if (control && this._random() < controlShare / (1 - CANARY_BESIDE_CONTROL)) {
-      if (this._random() < CANARY_BESIDE_CONTROL) return { ...canary, propensity: CANARY_BESIDE_CONTROL };
-      return { ...control, propensity: 1 - CANARY_BESIDE_CONTROL };
+    const { left, untilMs } = this._tickets;
+    const drawn = this._clock.monotonic() < untilMs ? left.shift() : undefined;
+    if (2 * left.length <= N_TICKETS) void this._fetchTickets();
+    const bot = this._liveBots().find((live) => live.manifest.model_no === drawn?.model_no);
+    return drawn && bot ? { ...bot, ticket: drawn.ticket } : champion;
+  }
+
+  /** @returns {Bot[]} */
+  _liveBots() {
+    const { champion, canary, control } = this._live;
+    return [champion, canary, control].flatMap((bot) => bot ?? []);
+  }
+
+  /**
+   * Fetches the draws of the next episodes if a canary is on trial and they run low; those of an earlier entry, or of
+   * other models, are dropped. Until they arrive, the champion plays.
+   */
+  async _fetchTickets() {
+    const { canary, control, entry = 0 } = this._live;
+    const models = this._liveBots().map((bot) => bot.manifest.model_no);
+    const about = canary ? `${entry}: ${models}` : "";
+    const nowMs = this._clock.monotonic();
+    if (this._tickets.about !== about || nowMs >= this._tickets.untilMs) this._tickets = { about, untilMs: 0, left: [] };
+    const tickets = this._tickets;
+    const isDue = about && 2 * tickets.left.length <= N_TICKETS && this._ticketBackoff.leftMs <= 0;
+    if (!isDue || this._isFetchingTickets || this.isClosed) return;
+    this._isFetchingTickets = true;
+    try {
+      const body = canonicalJson({ schema: this._schema, n: N_TICKETS, control: Boolean(control) });
+      const { raw } = await this._link.ask("POST", "/tickets", { body, kind: "application/json" });
+      const drawn = parseTickets(jsonOf(raw), N_TICKETS);
+      // If one of its models cannot be played, no draw is: otherwise only some of their outcomes would be compared.
+      if (drawn.entry !== entry || drawn.tickets.some((one) => !models.includes(one.model_no)))
+        throw new LinkFailed("other_entry", "the gateway knows another canary; the next poll returns it");
+      const untilMs = nowMs + 1000 * drawn.valid_s;
+      tickets.untilMs = tickets.left.length ? Math.min(tickets.untilMs, untilMs) : untilMs;
+      tickets.left.push(...drawn.tickets);
+      this._ticketBackoff.succeeded();
+    } catch (error) {
+      // A gateway of an earlier version has no tickets.
+      this._ticketBackoff.failed(error instanceof LinkFailed ? error.retryAfterS : 0);
+    } finally {
+      this._isFetchingTickets = false;
     }
-    if (this._random() < share) return { ...canary, propensity: share };
-    return champion && { ...champion, propensity: 1 - share };
   }
 
   /** The same bot at a skill, with its noise, or at a temperature. @param {Bot} bot @param {BotSkill} skill @returns {Bot} */
@@ -3029,11 +3070,9 @@ class Bots {
       const champion = await this._restore(news.champion_release);
       const canary = await this._restore(news.canary_release).catch(() => null);
       const control = await this._restore(news.control_release).catch(() => null);
-      const named = control && news.canary ? /** @type {any} */ (JSON.parse(news.canary)).entry.control : null;
       await this._useNoise(news.noise, this._trustedKeys([]));
       this._after = this._goodNumber = news.number;
-      const share = Math.min(news.canary_share, MAX_CANARY);
-      this._setLive({ champion, canary, share, control, controlShare: Math.min(named?.share ?? 0, MAX_CONTROL) });
+      this._setLive({ champion, canary, control, entry: this._seen.canary });
     } catch (error) {
       this._refuse(error);
       this._after = this._goodNumber = 0;
@@ -3110,6 +3149,7 @@ class Bots {
       const query = `schema=${this._schema}&after=${this._after}&wait_s=${waitS}`;
       const { status, raw } = await this._link.ask("GET", `/bot?${query}`, { waitS });
       if (status !== 204) await this._take(parseLiveModels(jsonOf(raw)));
+      await this._fetchTickets();
       this.linkError = "";
       this._backoff.succeeded();
       // Avoids a busy loop against a gateway that does not wait.
@@ -3166,11 +3206,11 @@ class Bots {
       return null;
     });
     // Nor does such a control; if it cannot be fetched, the others do not wait for it.
-    const opened = canary && (await this._openControl(news, how).catch((error) => void this._refuse(error)));
+    const control = canary && (await this._openControl(news, how).catch((error) => void this._refuse(error)));
     this._after = this._goodNumber = news.number;
-    this._setLive({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY), ...opened });
-    this._storeLive(canary ? { ...news, control_release: opened ? news.control_release : null } : plain);
-    const live = [champion, canary, opened?.control].map((bot) => this._policyPlace + bot?.manifest.policy_sha256);
+    this._setLive({ champion, canary, control: control ?? null, entry: this._seen.canary });
+    this._storeLive(canary ? { ...news, control_release: control ? news.control_release : null } : plain);
+    const live = this._liveBots().map((bot) => this._policyPlace + bot.manifest.policy_sha256);
     for (const name of this._storage.names(this._policyPlace)) if (!live.includes(name)) this._storage.remove(name);
   }
 
@@ -3203,15 +3243,13 @@ class Bots {
   }
 
   /**
-   * The control that the canary's document names, and its share.
+   * The control that the canary's document names, if any.
    * @param {LiveModels} news
    * @param {{trust: readonly string[], fetched: (manifest: any) => Promise<Uint8Array>, known: (Bot | null)[]}} how
    */
   async _openControl({ canary, control_release: release }, how) {
     const named = canary && release && (await this._entry(canary, "point", how.trust)).control;
-    if (!named || !release || !(named.share > 0)) return null;
-    const control = await this._openModel(release, "control", named.model_no, how);
-    return { control, controlShare: Math.min(named.share, MAX_CONTROL) };
+    return named && release ? this._openModel(release, "control", named.model_no, how) : null;
   }
 
   /**
@@ -3373,6 +3411,23 @@ function parseLiveModels(fields) {
   return /** @type {LiveModels} */ ({ number: fields.number, ...named, canary_share: share, trust: fields.trust ?? [] });
 }
 
+/** @param {any} fields @param {number} n @returns {{entry: number, valid_s: number, tickets: DrawnTicket[]}} */
+function parseTickets(fields, n) {
+  const isValid =
+    Number.isSafeInteger(fields?.entry) &&
+    fields.valid_s >= 0 &&
+    Array.isArray(fields.tickets) &&
+    fields.tickets.length <= n &&
+    fields.tickets.every(
+      (/** @type {any} */ drawn) =>
+        Number.isSafeInteger(drawn?.model_no) &&
+        typeof drawn.ticket === "string" &&
+        drawn.ticket.length <= MAX_TICKET_CHARS,
+    );
+  if (!isValid) throw new LinkFailed("strange_answer", "the platform sent tickets that this version cannot read");
+  return fields;
+}
+
 // --- Sessions and episodes -------------------------------------------------------------------------------------------
 
 /**
@@ -3469,8 +3524,8 @@ export class Episode {
       const chosen = this._choose(obs, own, { actionMask, deterministic });
       if (this._isLate("act")) return chosen.action;
       if (this._bot) {
-        const { name, propensity, noise, temperature } = this._bot;
-        this._rows.nameModel(name, propensity, noise, temperature);
+        const { name, ticket, noise, temperature } = this._bot;
+        this._rows.nameModel(name, ticket, noise, temperature);
       }
       this._recordDecision(obs, chosen.action, { actionMask, by: chosen.by, frames: 1, extras: chosen.extras });
       return chosen.action;
@@ -3775,9 +3830,9 @@ export class Game {
   }
 
   /**
-   * Draws the bot for a new episode: sometimes the canary, else the champion; null while there is none.
+   * The bot for a new episode: the champion, or what the gateway's next ticket says; null while there is none.
    *
-   * An episode draws its own bot at its first `act`. Use this to know the bot in advance, or to play without recording:
+   * An episode takes its own bot at its first `act`. Use this to know the bot in advance, or to play without recording:
    * `bot.name`, `bot.policy.act(obs, bot)`; pass it to `game.episode({ bot })` to play there. With a `skill` or a
    * `temperature`, it is the champion, which then plays at it.
    * @param {{skill?: SkillName, temperature?: number}} [how]
@@ -3835,7 +3890,7 @@ export class Game {
     if (bot && !isReleased(asked)) bot = this._bots.atSkill(bot, asked);
     const at = bot ?? asked;
     Object.assign(note, { skill: at.skill, noise: at.noise, temperature: at.temperature });
-    if (bot && note.model === bot.name) note.propensity = bot.propensity;
+    if (bot && note.model === bot.name) note.ticket = bot.ticket;
     checkNote(note);
     const { recordingRate } = this._sender;
     const session = this._acquire(player, seat, recordingRate >= 1 || this._random() < recordingRate);

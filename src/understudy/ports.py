@@ -418,9 +418,11 @@ class FullStore(ExperienceStore, StoreAdmin, Protocol):
 # --- Link: how games, bots and workers reach a learner --------------------------------------------
 
 
+MAX_CANARY_SHARE = 0.5
+"""The largest probability of a canary in a draw between it and the champion."""
 CANARY_BESIDE_CONTROL = 0.6
 """The probability of the canary in a draw between it and the control. No canary has as large a
-share beside the champion, so a note's probability tells which of the two draws it was."""
+share beside the champion, so a ticket's probability tells which of the two draws it was."""
 MAX_CONTROL_SHARE = 0.2
 """The largest share of episodes that a control plays."""
 
@@ -443,6 +445,30 @@ class LiveModels:
     """The signed noise of each skill; None: not calibrated yet."""
     trust: tuple[str, ...] = ()
     """Public keys of the deployment, as text; a client pins them on first contact."""
+
+
+MAX_TICKETS = 128
+"""The largest number of tickets in one request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnTicket:
+    """The model that plays one episode, and the sealed text for the episode's note."""
+
+    model_no: int
+    ticket: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TicketBatch:
+    """The bots of the next episodes, drawn by the gateway while a canary is on trial."""
+
+    entry: int
+    """The canary's journal entry by which they were drawn; 0: there is no canary."""
+    valid_s: float = 0.0
+    """Seconds after which episodes that begin with these tickets are not compared."""
+    tickets: tuple[DrawnTicket, ...] = ()
+    """To be used in this order, one per episode."""
 
 
 class Link(Protocol):
@@ -477,6 +503,13 @@ class Link(Protocol):
         """Return live models with a number above `after`; None if `wait_s` pass without any.
 
         They are those of `schema`; by default of the newest schema that has a champion.
+        """
+        ...
+
+    def tickets(self, n: int, *, schema: str, with_control: bool = True) -> TicketBatch:
+        """Return `n` draws between the bots of a schema's trial, at most MAX_TICKETS.
+
+        Without `with_control`, all are between canary and champion.
         """
         ...
 

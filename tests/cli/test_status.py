@@ -117,6 +117,18 @@ def test_a_canary_that_replaces_a_champion_after_a_forget_is_not_said_to_be_bett
         assert claim in " ".join(capsys.readouterr().out.split())
 
 
+def test_status_counts_episodes_whose_draw_was_not_believed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
+):
+    data = tmp_path / "D"
+    release_run(open_deployment(DataFolder(data)), a_run(tmp_path / "one", seed=0))
+    learned = LEARNT | {"not_compared": {"reused": 3, "forged_ticket": 1}}
+    leave(data, "learner", held, report={"games": {GAME.game: learned}}, at_s=4e9)
+    run_command(["status", "--data", str(data)])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "episodes that the gate does not compare: 1 forged_ticket, 3 reused" in shown
+
+
 def test_a_waiting_silent_or_ended_role_is_unhealthy(tmp_path: Path, held: ExitStack):
     leave(tmp_path, "gateway", held, state="waiting", last_error="ended with exit code 7: no luck")
     leave(tmp_path, "ingest", None, state="ended")

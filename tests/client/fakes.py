@@ -19,7 +19,11 @@ from understudy.core.names import PlayerName
 from understudy.experience.chunk import Chunk, RowKind, chunk_of
 from understudy.experience.frame import Frame, FrameKind, read_close, read_drop
 from understudy.experience.game import GameSpec
-from understudy.ports import Ack, Link, LiveModels
+from understudy.experience.ticket import TicketSeal
+from understudy.models.trial import Trial, draw_tickets
+from understudy.ports import Ack, Link, LiveModels, TicketBatch
+
+SEAL = TicketSeal(bytes(32))
 
 
 class FakeClock:
@@ -62,6 +66,9 @@ class MemoryLink:
         self.skipped_steps = self.n_polls = 0
         self.live_models: LiveModels | None = None
         self.policies: dict[int, bytes] = {}
+        self.trial: Trial | None = None
+        self.n_ticket_requests = 0
+        self.rng = random.Random(0)
 
     def register(self, spec: GameSpec) -> None:
         if self.is_down:
@@ -99,6 +106,14 @@ class MemoryLink:
             self.live_models
             if self.live_models is not None and self.live_models.number > after
             else None
+        )
+
+    def tickets(self, n: int, *, schema: str, with_control: bool = True) -> TicketBatch:
+        self.n_ticket_requests += 1
+        if self.is_down:
+            raise LinkFailed("unreachable", "down")
+        return draw_tickets(
+            self.trial, SEAL, n, now_s=1_800_000_000.0, rng=self.rng, with_control=with_control
         )
 
     def policy(self, model_no: int) -> bytes:

@@ -13,6 +13,7 @@ from understudy.models.catalogue import Control, live_models
 from understudy.models.manifest import Lineage
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
+from understudy.models.trial import trial_of
 from understudy.nn.heads import head_for
 from understudy.nn.network import Dense, Input, NetworkSpec
 from understudy.nn.policy import Policy
@@ -70,3 +71,4 @@ class Platform:
     def announce(self) -> None:
         now = self.registry.catalogue("my-game")
         self.link.live_models = live_models(now, *now.pointers(), trust=self.trust)
+        self.link.trial = trial_of(now, *now.pointers())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.act.policies import random_policy
-from tests.client.fakes import chunks, client
+from tests.client.fakes import SEAL, chunks, client
 from tests.client.platforms import SPEC, Platform, constant_policy
 from understudy.client import ClientConfig, RecordingWarning
 from understudy.client.gym import record
@@ -134,6 +134,7 @@ def test_the_canary_plays_whole_episodes(tmp_path):
         ep = game.episode(player="ada")
         actions = {ep.act(OBS) for _ in range(5)}
         ep.end()
+        game._bots.fetch_tickets()
         assert len(actions) == 1
         played += actions
     assert 60 < played.count(2) < 120
@@ -304,7 +305,7 @@ def test_a_recorded_env_plays_with_the_bot(tmp_path):
     }
 
 
-def test_an_episode_notes_the_propensity_of_its_bot_if_there_were_several(tmp_path):
+def test_an_episode_notes_the_ticket_of_its_bot_if_there_were_several(tmp_path):
     platform, game = playing(tmp_path, constant_policy(1))
     _played(game)
     platform.release(constant_policy(2), "canary", share=0.25)
@@ -312,8 +313,30 @@ def test_an_episode_notes_the_propensity_of_its_bot_if_there_were_several(tmp_pa
     for _ in range(40):
         _played(game)
     notes = [note for chunk in recorded(game, platform.link) for note in chunk.meta.episodes]
-    drawn = {(note.model, note.propensity) for note in notes}
-    assert drawn == {("my-game/1", None), ("my-game/1", 0.75), ("my-game/2", 0.25)}
+    assert {note.propensity for note in notes} == {None}
+    tickets = {note.ticket: note.model for note in notes if note.ticket is not None}
+    assert len(tickets) == len(notes) - 1, "one for each episode"
+    drawn = {(model, opened(text).propensity) for text, model in tickets.items()}
+    assert drawn == {("my-game/1", 0.75), ("my-game/2", 0.25)}
+    assert all(model == f"my-game/{opened(text).model_no}" for text, model in tickets.items())
+
+
+def test_every_chunk_of_a_long_episode_has_its_ticket(tmp_path):
+    platform, game = playing(tmp_path, constant_policy(1))
+    platform.release(constant_policy(2), "canary", share=0.25)
+    game._bots.step()
+    episode = game.episode(player="ada")
+    for _ in range(1_000):
+        episode.act(OBS)
+    episode.end(OBS)
+    notes = [note for chunk in recorded(game, platform.link) for note in chunk.meta.episodes]
+    assert len(notes) > 1
+    assert {(note.model, note.ticket) for note in notes} == {(notes[0].model, notes[0].ticket)}
+    assert notes[0].ticket is not None
+
+
+def opened(text):
+    return SEAL.open(text, game="my-game", schema=SPEC.schema)
 
 
 def _played(game):

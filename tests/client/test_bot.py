@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.act.policies import random_policy
-from tests.client.fakes import FakeClock, MemoryLink
+from tests.client.fakes import SEAL, FakeClock, MemoryLink
 from tests.client.platforms import SIGNER, SPEC, Platform, constant_policy
 from understudy.client.bot import Bots
 from understudy.client.connect import ClientConfig, connect
@@ -267,13 +267,13 @@ def test_the_canary_plays_its_share_of_episodes(tmp_path):
     bots = bots_of(platform.link, tmp_path)
     bots.pick()
     bots.step()
-    played = [name(bots) for _ in range(5000)]
-    assert played.count("my-game/2") == pytest.approx(1000, abs=100)
-    assert played.count("my-game/1") == 5000 - played.count("my-game/2")
+    drawn = drawn_by(bots, 5000)
+    assert drawn["my-game/2", 0.2] == pytest.approx(1000, abs=100)
+    assert drawn["my-game/1", 0.8] == 5000 - drawn["my-game/2", 0.2]
     platform.registry.withdraw("my-game", why="rejected")
     platform.announce()
     bots.step()
-    assert {name(bots) for _ in range(100)} == {"my-game/1"}
+    assert drawn_by(bots, 100).keys() == {("my-game/1", None)}
 
 
 def test_an_invalid_canary_does_not_affect_the_champion(tmp_path):
@@ -284,9 +284,9 @@ def test_an_invalid_canary_does_not_affect_the_champion(tmp_path):
     bots = bots_of(platform.link, tmp_path)
     bots.pick()
     bots.step()
-    assert {name(bots) for _ in range(200)} == {"my-game/1"}
-    assert bots.refused_bots == 1
-    assert {name(bots_of(platform.link, tmp_path, seed=at)) for at in range(50)} == {"my-game/1"}
+    assert drawn_by(bots, 200).keys() == {("my-game/1", None)}
+    assert (bots.refused_bots, platform.link.n_ticket_requests) == (1, 0)
+    assert drawn_by(bots_of(platform.link, tmp_path), 50).keys() == {("my-game/1", None)}
 
 
 def test_a_cleared_champion_means_no_bot(tmp_path):
@@ -431,7 +431,7 @@ def test_two_versions_of_a_game_keep_their_bots_apart_in_one_folder(tmp_path):
     assert len(list((tmp_path / "bots").rglob("trust.json"))) == 1, "the keys are pinned once"
 
 
-def test_a_bot_is_drawn_with_its_propensity(tmp_path):
+def test_a_bot_is_drawn_by_a_ticket_with_its_propensity(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path)
@@ -440,20 +440,21 @@ def test_a_bot_is_drawn_with_its_propensity(tmp_path):
     assert bots.draw()[1] is None, "there is only one"
     platform.release(constant_policy(2), "canary", share=0.25)
     bots.step()
-    drawn = set()
-    for _ in range(99):
-        bot, propensity = bots.draw()
-        assert bot is not None
-        drawn.add((bot.manifest.name, propensity))
-    assert drawn == {("my-game/1", 0.75), ("my-game/2", 0.25)}
+    assert drawn_by(bots, 99).keys() == {("my-game/1", 0.75), ("my-game/2", 0.25)}
 
 
 def drawn_by(bots, count):
-    """How often each bot was drawn, by name and probability."""
-    drawn: Counter[tuple[str, float]] = Counter()
+    """How often each bot was drawn, by name and the probability in its ticket."""
+    drawn: Counter[tuple[str, float | None]] = Counter()
     for _ in range(count):
-        bot, propensity = bots.draw()
+        bot, text = bots.draw()
+        propensity = None
+        if text is not None:
+            ticket = SEAL.open(text, game=bots.spec.game, schema=bots.spec.schema)
+            assert bot.manifest.model_no == ticket.model_no
+            propensity = ticket.propensity
         drawn[bot.manifest.name, propensity] += 1
+        bots.fetch_tickets()
     return drawn
 
 
@@ -471,8 +472,9 @@ def during_a_trial(tmp_path):
 
 def test_beside_a_canary_the_control_plays_its_share_also_after_a_restart(tmp_path):
     platform, bots = during_a_trial(tmp_path)
-    platform.link.is_down = True
     for playing in (bots, bots_of(platform.link, tmp_path)):
+        playing.pick()
+        playing.fetch_tickets()
         drawn = drawn_by(playing, 8_000)
         assert drawn.keys() == {
             ("my-game/1", 0.4),
@@ -506,14 +508,15 @@ def test_a_canary_or_control_that_is_damaged_on_disk_leaves_the_others_and_is_fe
         path.unlink()
     else:
         path.write_bytes(b"no")
-    platform.link.is_down = True
     again = bots_of(platform.link, tmp_path)
+    again.pick()
+    again.fetch_tickets()
     assert drawn_by(again, 999).keys() == left
     assert again.refused_bots == 1
-    platform.link.is_down = False
     again.step()
-    platform.link.is_down = True
     for playing in (again, bots_of(platform.link, tmp_path)):
+        playing.pick()
+        playing.fetch_tickets()
         assert drawn_by(playing, 999).keys() == whole
 
 
@@ -553,3 +556,137 @@ def test_a_control_that_fails_a_check_does_not_affect_champion_and_canary(tmp_pa
     bots.step()
     assert drawn_by(bots, 99).keys() == {("my-game/2", 0.75), ("my-game/3", 0.25)}
     assert "the control is model 1" in bots.last_error
+
+
+# --- Tickets --------------------------------------------------------------------------------------
+
+
+def trial_of_two(tmp_path, **settings):
+    """A champion, a canary that plays half of the episodes, and a client that knows both."""
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    platform.release(constant_policy(2), "canary", share=0.5)
+    bots = bots_of(platform.link, tmp_path, **settings)
+    bots.pick()
+    return platform, bots
+
+
+def test_without_tickets_the_champion_plays_and_is_not_compared(tmp_path):
+    platform, bots = trial_of_two(tmp_path)
+    bots.step()
+    platform.link.is_down = True
+    drawn = drawn_by(bots, 200)
+    assert drawn["my-game/1", None] == 200 - 64, "as many were fetched before"
+    offline = bots_of(platform.link, tmp_path)
+    assert drawn_by(offline, 50).keys() == {("my-game/1", None)}
+    assert offline._live is not None
+    assert offline._live.canary is not None
+
+
+def test_tickets_are_fetched_in_advance_when_half_are_used_and_dropped_with_their_entry(tmp_path):
+    platform, bots = trial_of_two(tmp_path)
+    bots.step()
+    link = platform.link
+    assert (link.n_ticket_requests, len(bots._tickets.left)) == (1, 64)
+    for n_requests, n_draws in ((1, 31), (2, 1), (2, 31), (3, 33)):
+        for _ in range(n_draws):
+            bots.draw()
+        bots.step()
+        assert link.n_ticket_requests == n_requests
+    entry = bots._tickets.entry
+    platform.registry.set_alias("my-game", "canary", 2, why="more", share=0.25)
+    platform.announce()
+    bots.step()
+    assert bots._tickets.entry > entry
+    assert len(bots._tickets.left) == 64
+    assert drawn_by(bots, 200).keys() == {("my-game/1", 0.75), ("my-game/2", 0.25)}
+    platform.registry.withdraw("my-game", why="rejected")
+    platform.announce()
+    bots.step()
+    assert not bots._tickets.left
+
+
+def test_tickets_of_another_entry_or_of_a_model_that_is_not_known_are_not_used(tmp_path):
+    platform, bots = trial_of_two(tmp_path)
+    trial = platform.link.trial
+    assert trial is not None
+    for wrong in ({"entry": trial.entry + 1}, {"champion": 7}, {"canary": 7}):
+        platform.link.trial = dataclasses.replace(trial, **wrong)
+        bots._clock.advance(60)
+        bots.step()
+        assert bots.draw()[1] is None
+    platform.link.trial = trial
+    bots._clock.advance(60)
+    bots.step()
+    assert bots.draw()[1] is not None
+
+
+def test_expired_tickets_are_replaced(tmp_path):
+    _, bots = trial_of_two(tmp_path)
+    bots.step()
+    left = set(bots._tickets.left)
+    bots._clock.advance(86_401)
+    assert bots.draw() == (bots.pick(), None)
+    bots.step()
+    assert len(bots._tickets.left) == 64
+    assert not left & set(bots._tickets.left)
+
+
+def test_a_gateway_without_tickets_is_asked_rarely_and_bots_still_play(tmp_path):
+    class Older(MemoryLink):
+        def tickets(self, n, *, schema, with_control=True):
+            self.n_ticket_requests += 1
+            raise LinkFailed("not_found", "this path does not exist; see /v1/openapi.json")
+
+    platform = Platform(tmp_path, link=Older())
+    platform.release(constant_policy(1))
+    platform.release(constant_policy(2), "canary", share=0.5)
+    clock = FakeClock()
+    bots = bots_of(platform.link, tmp_path, clock=clock)
+    bots.pick()
+    for _ in range(1000):
+        clock.advance(1)
+        bots.step()
+    assert 30 < platform.link.n_ticket_requests < 200
+    assert bots.draw() == (bots.pick(), None)
+    assert bots.last_error == ""
+
+
+def test_a_bot_is_drawn_at_once_while_the_gateway_stalls(tmp_path):
+    asked = threading.Event()
+    answers = threading.Event()
+
+    class Stalling(MemoryLink):
+        def tickets(self, n, *, schema, with_control=True):
+            if self.n_ticket_requests:
+                asked.set()
+                assert answers.wait(60)
+            return super().tickets(n, schema=schema, with_control=with_control)
+
+        def bot(self, after, *, wait_s, schema=None):
+            return super().bot(after, wait_s=wait_s, schema=schema) or (answers.wait(60) and None)
+
+    platform = Platform(tmp_path, link=Stalling())
+    platform.release(constant_policy(1))
+    platform.release(constant_policy(2), "canary", share=0.5)
+    bots = bots_of(platform.link, tmp_path, has_thread=True)
+    bots.pick()
+    while not bots._tickets.left:
+        time.sleep(0.001)
+    try:
+        drawn = [bots.draw()[1] for _ in range(200)]
+        assert asked.wait(60), "more are fetched meanwhile"
+        assert not answers.is_set()
+        assert [text is not None for text in drawn] == [True] * 64 + [False] * 136
+    finally:
+        answers.set()
+        bots.stop()
+        bots.join(60)
+    assert not [thread for thread in threading.enumerate() if "my-game" in thread.name]
+
+
+def test_a_forked_child_does_not_use_its_parents_tickets(tmp_path):
+    _, bots = trial_of_two(tmp_path)
+    bots.step()
+    bots.abandon()
+    assert bots.draw() == (bots.pick(), None)

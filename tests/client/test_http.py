@@ -27,7 +27,7 @@ from understudy.core.errors import ConfigError, Corrupt, LinkFailed
 from understudy.core.names import new_session, player_name
 from understudy.experience.frame import Frame, data_frame
 from understudy.experience.game import game_spec
-from understudy.ports import Ack
+from understudy.ports import Ack, DrawnTicket, TicketBatch
 from understudy.serve.server import Listen
 from understudy.serve.state import GatewayConfig
 
@@ -428,6 +428,31 @@ def test_invalid_live_models_are_rejected(value):
         link.close()
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"entry": 1, "valid_s": 9, "tickets": {}},
+        {"entry": "1", "valid_s": 9, "tickets": []},
+        {"entry": 1, "valid_s": None, "tickets": []},
+        {"entry": 1, "valid_s": 9, "tickets": [None]},
+        {"entry": 1, "valid_s": 9, "tickets": [{"model_no": 1}]},
+        {"entry": 1, "valid_s": 9, "tickets": [{"model_no": 1, "ticket": 1}]},
+        {"entry": 1, "valid_s": 9, "tickets": [{"model_no": "1", "ticket": "t1"}]},
+        {"entry": 1, "valid_s": 9, "tickets": [{"model_no": 1, "ticket": "t" * 129}]},
+    ],
+)
+def test_invalid_tickets_are_rejected(value):
+    with scripted() as server:
+        server.say(200, value)
+        link = HttpLink(Address(server.url, KEY), "my-game")
+        try:
+            with pytest.raises(LinkFailed, match="strange_answer"):
+                link.tickets(1, schema="0" * 64)
+        finally:
+            link.close()
+
+
 def test_fields_that_a_later_gateway_adds_are_ignored():
     with scripted() as server:
         server.say(200, {"number": 3, "mood": "good", "trust": []})
@@ -436,6 +461,15 @@ def test_fields_that_a_later_gateway_adds_are_ignored():
         assert news is not None
         assert news.number == 3
         assert server.asked == [("GET", "/v1/games/my-game/bot?after=2&wait_s=1.5", 0)]
+        link.close()
+    with scripted() as server:
+        drawn = {"model_no": 7, "ticket": "t1", "mood": "good"}
+        server.say(200, {"entry": 3, "valid_s": 9, "tickets": [drawn], "mood": "good"})
+        link = HttpLink(Address(server.url, KEY), "my-game")
+        batch = link.tickets(1, schema="0" * 64)
+        assert batch == TicketBatch(
+            entry=3, valid_s=9.0, tickets=(DrawnTicket(model_no=7, ticket="t1"),)
+        )
         link.close()
 
 

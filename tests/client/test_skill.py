@@ -103,8 +103,7 @@ def test_at_a_skill_or_a_temperature_the_champion_plays_and_nothing_is_drawn(tmp
     for how in ({"skill": "easy"}, {"skill": "even"}, {"temperature": 2.5}) * 20:
         play(game, 1, **how)
     found = {
-        (note.model, note.propensity, note.skill, note.temperature)
-        for note in notes(game, platform)
+        (note.model, note.ticket, note.skill, note.temperature) for note in notes(game, platform)
     }
     assert found == {
         ("my-game/1", None, "easy", None),
@@ -189,6 +188,7 @@ def test_a_champion_explores_in_its_share_of_episodes_also_after_an_offline_star
     game._bots.step()
     for _ in range(200):
         play(game, 1)
+        game._bots.fetch_tickets()
     play(game, 1, skill="even")
     *episodes, even = notes(game, platform)
     assert (even.noise, even.temperature, even.model) == (0.4, None, "my-game/2")
@@ -197,8 +197,8 @@ def test_a_champion_explores_in_its_share_of_episodes_also_after_an_offline_star
     assert {(note.model, note.skill, note.noise, note.temperature) for note in exploring} == {
         ("my-game/2", None, *at)
     }
-    assert {note.propensity for note in exploring} == {None}
-    assert {note.propensity for note in episodes if note.is_released_play} == {0.5}
+    assert {note.ticket for note in exploring} == {None}
+    assert None not in {note.ticket for note in episodes if note.is_released_play}
     platform.link.is_down = True
     offline = client(platform.link, tmp_path)
     skills = [offline._bots.draw_exploring() for _ in range(100)]

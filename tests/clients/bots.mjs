@@ -8,11 +8,17 @@ const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** A platform that serves the live models it is set to. */
 function platform() {
-  const state = { liveModels: null, policies: {}, isDown: false, asked: -1 };
+  const state = { liveModels: null, policies: {}, isDown: false, asked: -1, tickets: null, ticketRequests: [] };
   const answer = (status, body) => new Response(body, { status });
-  state.fetch = async (url, { method, signal }) => {
+  state.fetch = async (url, { method, signal, body }) => {
     if (state.isDown) throw new TypeError("down");
     if (method === "PUT") return answer(200, "{}");
+    if (url.endsWith("/tickets")) {
+      state.ticketRequests.push(JSON.parse(body));
+      if (state.tickets === "stalls") await new Promise(() => {});
+      if (!state.tickets) return answer(404, '{"error": {"code": "not_found", "detail": "no such path"}}');
+      return answer(200, JSON.stringify({ ...state.tickets, tickets: state.tickets.tickets.splice(0, 64) }));
+    }
     const policy = /\/models\/(\d+)\/policy$/.exec(url);
     if (policy && state.policies[policy[1]] === null) throw new TypeError("no response");
     if (policy) return answer(200, Buffer.from(state.policies[policy[1]] ?? "", "hex"));
@@ -66,6 +72,7 @@ async function scenario({ steps, spec }) {
         liveModels: step.liveModels,
         policies: step.policies ?? server.policies,
         models: step.models ?? server.models,
+        tickets: step.tickets ?? server.tickets,
       });
       const endMs = Date.now() + 60_000;
       while (!step.untilBot && server.asked < step.liveModels.number && Date.now() < endMs) await sleep(1);
@@ -73,23 +80,30 @@ async function scenario({ steps, spec }) {
     server.isHasty = step.isHasty ?? server.isHasty;
     const endMs = Date.now() + 60_000;
     while (step.untilBot && game.bot !== step.untilBot && Date.now() < endMs) await sleep(5);
-    const models = Array.from({ length: step.episodes ?? 1 }, () => {
+    const models = [];
+    const tickets = [];
+    const ticketRequests = server.ticketRequests.length;
+    while (models.length < (step.episodes ?? 1)) {
+      // Others are fetched meanwhile, unless the gateway stalls.
+      if (step.refills && models.length % 32 === 0) await sleep(5);
       const episode = game.episode();
       const action = episode.act([0, 0], { otherwise: spec.action_names[0] ?? 0, deterministic: true });
+      models.push([episode.bot, action]);
+      tickets.push(episode._rows._notes.at(-1)?.ticket ?? null);
       episode.cancel();
-      return [episode.bot, action];
-    });
+    }
     const { refusedBots, lastBotError } = game.stats();
     const result = {
       bot: game.bot,
       refused: refusedBots,
       error: lastBotError,
       models,
-      propensities: [...new Set(Array.from({ length: 500 }, () => game.pickBot()?.propensity ?? null))].sort(),
+      tickets,
+      ticketRequests: server.ticketRequests.slice(ticketRequests ? ticketRequests - 1 : 0),
       schema: server.schema,
       explored: Array.from({ length: 500 }, () => game.pickBot())
         .filter((bot) => bot?.temperature ?? bot?.noise)
-        .map(({ name, temperature = null, noise = null, propensity = null }) => [name, temperature, noise, propensity]),
+        .map(({ name, temperature = null, noise = null, ticket = null }) => [name, temperature, noise, ticket]),
       even: game.pickBot({ skill: "even" })?.noise ?? null,
       picked: Array.from({ length: step.episodes ?? 1 }, () => game.pickBot()?.name ?? null),
       record: [...stored.items].find(([key]) => key.includes("/bot/"))?.[1],

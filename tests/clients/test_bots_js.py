@@ -283,50 +283,101 @@ def test_a_damaged_storage_means_fetching_again(tmp_path, what):
     assert [step["bot"] for step in found] == ["my-game/1", "", "my-game/1"]
 
 
-def test_the_canary_plays_its_share_of_episodes_and_a_bad_one_plays_nowhere(tmp_path):
+def tickets(scenario: Scenario, *models: int, **changed: Any) -> dict[str, Any]:
+    """Tickets for these models, in this order, as the gateway would draw them now."""
+    trial = scenario.platform.link.trial
+    assert trial is not None
+    drawn = [
+        {"model_no": model_no, "ticket": f"t1:{number}:{model_no}"}
+        for number, model_no in enumerate(models)
+    ]
+    return {"tickets": {"entry": trial.entry, "valid_s": 60.0, "tickets": drawn} | changed}
+
+
+def test_tickets_decide_which_bot_plays_and_are_fetched_in_advance(tmp_path):
     scenario = Scenario(tmp_path)
     first = scenario.release(1)
     canary = scenario.release(2, "canary", share=0.2)
-    bad = scenario.release(0, "canary", share=0.2)
-    bad["policies"][3] = "00"
-    found = played(first, canary | {"episodes": 5000}, bad | {"episodes": 200})["seen"]
-    counts = [sum(name == "my-game/2" for name, _ in step["models"]) for step in found]
-    assert counts[1] == pytest.approx(1000, abs=120)
-    assert (counts[2], found[2]["bot"], found[2]["refused"]) == (0, "my-game/1", 1)
-    assert {tuple(model) for model in found[1]["models"]} == {("my-game/1", 1), ("my-game/2", 2)}
-    # A bot picked before an episode starts is drawn with the same probability.
-    assert sum(name == "my-game/2" for name in found[1]["picked"]) == pytest.approx(1000, abs=120)
-    assert [set(step["picked"]) for step in found] == [
-        {"my-game/1"},
-        {"my-game/1", "my-game/2"},
-        {"my-game/1"},
-    ]
+    models = [1, 2, 1, 1, 2] * 60
+    drawn = tickets(scenario, *models)
+    found = played(first, canary | drawn | {"episodes": 400, "refills": True})["seen"]
+    expected = [*models, *[1] * 100]  # the champion plays without a ticket
+    assert found[1]["models"] == [[f"my-game/{number}", number] for number in expected]
+    texts = [each["ticket"] for each in drawn["tickets"]["tickets"]]
+    assert found[1]["tickets"] == [*texts, *[None] * 100]
+    assert (found[0]["tickets"], found[0]["ticketRequests"]) == ([None], [])
+    assert len(found[1]["ticketRequests"]) >= 5
+    assert found[1]["ticketRequests"][0] == {"schema": SPEC.schema, "n": 64, "control": False}
+    assert {step["schema"] for step in found} == {SPEC.schema}
 
 
-def test_a_client_asks_for_its_schema_and_a_picked_bot_has_its_propensity(tmp_path):
+def test_without_tickets_the_champion_plays_at_once(tmp_path):
     scenario = Scenario(tmp_path)
     first = scenario.release(1)
-    found = played(first, scenario.release(2, "canary", share=0.25))["seen"]
-    assert {step["schema"] for step in found} == {SPEC.schema}
-    assert [step["propensities"] for step in found] == [[None], [0.25, 0.75]]
+    canary = scenario.release(2, "canary", share=0.5)
+    drawn = tickets(scenario, *[2] * 64)
+    offline = {"start": {"isOffline": True}, "untilBot": "my-game/1", "episodes": 50}
+    for steps in (
+        (first, canary | {"episodes": 50}),  # a gateway of an earlier version
+        (first, canary | {"tickets": "stalls", "untilBot": "my-game/1", "episodes": 50}),
+        (first, canary | drawn, offline),
+    ):
+        found = played(*steps)["seen"][-1]
+        assert found["models"] == [["my-game/1", 1]] * 50
+        assert found["tickets"] == [None] * 50
 
 
-def test_beside_a_canary_the_control_plays_its_share_unless_it_fails_a_check(tmp_path):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"entry": 999},
+        {"entry": "4"},
+        {"tickets": [{"model_no": 7, "ticket": "t1"}]},
+        {"tickets": [{"model_no": 2, "ticket": "t" * 129}]},
+        {"tickets": [{"model_no": 2}]},
+        {"tickets": None},
+    ],
+)
+def test_tickets_that_do_not_fit_are_not_used(tmp_path, wrong):
+    scenario = Scenario(tmp_path)
+    first = scenario.release(1)
+    canary = scenario.release(2, "canary", share=0.5)
+    batch = tickets(scenario, 2, 2, 2, **wrong)["tickets"]
+    if batch["tickets"] is None:
+        batch = {"entry": batch["entry"], "valid_s": 60.0, "tickets": [None]}
+    found = played(first, canary | {"tickets": batch, "episodes": 9})["seen"]
+    assert found[1]["models"] == [["my-game/1", 1]] * 9
+    assert found[1]["refused"] == 0
+
+
+def test_a_canary_that_fails_a_check_plays_nowhere(tmp_path):
+    scenario = Scenario(tmp_path)
+    first = scenario.release(1)
+    bad = scenario.release(0, "canary", share=0.2)
+    bad["policies"][2] = "00"
+    found = played(first, bad | tickets(scenario, *[2] * 64) | {"episodes": 50})["seen"]
+    assert (found[1]["bot"], found[1]["refused"]) == ("my-game/1", 1)
+    assert found[1]["models"] == [["my-game/1", 1]] * 50
+    assert found[1]["ticketRequests"] == []
+
+
+def test_beside_a_canary_the_control_plays_unless_it_fails_a_check(tmp_path):
     scenario = Scenario(tmp_path)
     scenario.release(0)
     first = scenario.release(1)
     trial = scenario.release(2, "canary", share=0.25, control=Control(1, 0.05))
-    found = played(first, trial | {"episodes": 8000})["seen"]
-    assert found[1]["propensities"] == [0.25, 0.4, 0.6, 0.75]
-    assert sum(model == ["my-game/1", 0] for model in found[1]["models"]) == pytest.approx(
-        400, abs=80
-    )
-    again = played(trial, {"start": {"isOffline": True}, "episodes": 200})["seen"]
-    assert again[1]["propensities"] == [0.25, 0.4, 0.6, 0.75], "also after a restart"
+    models = [1, 2, 3] * 20
+    drawn = tickets(scenario, *models)
+    found = played(first, trial | drawn | {"episodes": 60})["seen"]
+    assert found[1]["models"] == [[f"my-game/{number}", number - 1] for number in models]
+    assert found[1]["ticketRequests"][0]["control"] is True
     for broken in ("00", None):  # None: the gateway does not respond
         trial["policies"][1] = broken
-        damaged = played(first, trial | {"episodes": 200})["seen"]
-        assert (damaged[1]["propensities"], damaged[1]["refused"]) == ([0.25, 0.75], 1)
+        two = tickets(scenario, *[2, 3] * 30)
+        damaged = played(first, trial | two | {"episodes": 60})["seen"]
+        assert damaged[1]["ticketRequests"][0]["control"] is False
+        assert damaged[1]["models"] == [["my-game/2", 1], ["my-game/3", 2]] * 30
+        assert damaged[1]["refused"] == 1
 
 
 @pytest.mark.parametrize(("temperature", "at"), [(0.25, (4.0, None)), (None, (None, 0.1))])
@@ -396,7 +447,8 @@ def test_a_canary_that_cannot_be_fetched_blocks_nothing_and_plays_once_it_can(tm
         "episodes": 50,
     }
     offline = {"start": {"isOffline": True}, "untilBot": "my-game/1", "episodes": 50}
-    found = played(away, offline, {"start": {}} | both | {"episodes": 50})["seen"]
+    later = {"start": {}, "episodes": 50} | both | tickets(scenario, *[1, 2] * 30)
+    found = played(away, offline, later)["seen"]
     assert [step["bot"] for step in found] == ["my-game/1"] * 3
     assert [{name for name, _ in step["models"]} for step in found] == [
         {"my-game/1"},

@@ -22,6 +22,8 @@ from understudy.core.clock import SystemClock
 from understudy.experience.chunk import By, RowKind, chunk_of
 from understudy.experience.frame import FrameKind
 from understudy.experience.game import game_spec
+from understudy.experience.intake import deployment_key
+from understudy.experience.ticket import TicketSeal
 from understudy.games import rally
 from understudy.games.rally import Ints
 from understudy.ingest.service import IngestService
@@ -170,7 +172,7 @@ def gateway(tmp_path: Path) -> Iterator[Running]:
         yield gateway
 
 
-def test_episodes_note_with_which_probability_their_bot_was_drawn(
+def test_episodes_note_the_ticket_by_which_their_bot_was_drawn(
     gateway: Running, page: Callable[..., Page]
 ):
     gateway.release(SPEC, "categorical")
@@ -180,7 +182,16 @@ def test_episodes_note_with_which_probability_their_bot_was_drawn(
 
     def drawn() -> set[tuple[str | None, float | None]]:
         chunks = [chunk_of(frame) for frame in gateway.streamed() if frame.kind is FrameKind.DATA]
-        return {(note.model, note.propensity) for chunk in chunks for note in chunk.meta.episodes}
+        notes = [
+            note for chunk in chunks for note in chunk.meta.episodes if note.ticket is not None
+        ]
+        seal = TicketSeal(deployment_key(gateway.folder))
+        tickets = [
+            (note.model, seal.open(note.ticket or "", game=SPEC.game, schema=SPEC.schema))
+            for note in notes
+        ]
+        assert all(model == f"{SPEC.game}/{ticket.model_no}" for model, ticket in tickets)
+        return {(model, ticket.propensity) for model, ticket in tickets}
 
     both = {("rally/1", 0.75), ("rally/2", 0.25)}
     game.until(lambda report: report["acked"] > 50 and both <= drawn())

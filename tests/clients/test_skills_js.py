@@ -84,7 +84,7 @@ def recorded(gateway: Running, client: str) -> dict[tuple[Any, ...], list[Chunk]
             f"understudy-{client}"
         ):
             for note in chunk.meta.episodes:
-                assert (note.model, note.propensity) == (f"{chunk.meta.game}/1", None)
+                assert (note.model, note.ticket) == (f"{chunk.meta.game}/1", None)
                 found.setdefault((note.skill, note.noise, note.temperature), []).append(chunk)
     return found
 

@@ -238,7 +238,10 @@ def test_malicious_players_neither_spoil_the_first_bot_nor_promote_an_equal_one(
             played[model].append(episode)
             platform.supervisor.step()
         table.until_idle()
-        champion, _ = table.live
+        champion, on_trial = table.live
+        report = platform.supervisor.statuses["learner"].report["games"][table.game]
+        assert report["not_compared"] == {}, "the players lie about returns, not about draws"
+        assert not on_trial or report["canary_episodes"] > N_EPISODES // 8
         policy = table.registry.policy(table.game, 1)
         for client in table.clients:
             assert client.close(timeout_s=30.0)

@@ -35,7 +35,7 @@ from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.learner import Learner, LearnerConfig
 from understudy.learn.replay import HostReplay, ReplayConfig, ReplaySource
 from understudy.nn.policy import Policy
-from understudy.ports import Ack, LiveModels
+from understudy.ports import Ack, LiveModels, TicketBatch
 from understudy.stores.local import LocalStore
 from understudy.testing import ManualClock
 from understudy.testing.samples import random_rows, random_space
@@ -127,6 +127,9 @@ class Collected:
 
     def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> LiveModels | None:
         return None
+
+    def tickets(self, n: int, *, schema: str, with_control: bool = True) -> TicketBatch:
+        return TicketBatch(entry=0)
 
     def policy(self, model_no: int) -> bytes:
         raise KeyError(model_no)

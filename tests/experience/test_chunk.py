@@ -278,6 +278,14 @@ BROKEN_TEXT: list[tuple[str, dict[str, Any], str]] = [
         "bad_metadata",
     ),
     ("propensity 0", {"episodes": '[{"row":0,"seat":0,"propensity":0}]'}, "bad_metadata"),
+    *(
+        (
+            f"ticket {ticket[:9]}",
+            {"episodes": f'[{{"row":0,"seat":0,"ticket":{ticket}}}]'},
+            "bad_metadata",
+        )
+        for ticket in ("1", "null", "[]", f'"{"t" * 129}"')
+    ),
     ("propensity a text", {"episodes": '[{"row":0,"seat":0,"propensity":"1"}]'}, "bad_metadata"),
     *(
         (f"note with {field}", {"episodes": f'[{{"row":0,"seat":0,{field}}}]'}, "bad_metadata")
@@ -320,7 +328,7 @@ def test_notes_are_restored_with_every_field() -> None:
     )
     notes = (
         note,
-        EpisodeNote(row=2, result="won", skill="even", noise=0.25),
+        EpisodeNote(row=2, result="won", skill="even", noise=0.25, ticket="t" * 128),
         EpisodeNote(row=4, cut=True, temperature=2.0),
     )
     assert [note.is_released_play for note in notes] == [True, False, False]

@@ -18,7 +18,7 @@ from understudy.core.errors import UnderstudyError
 from understudy.core.names import PlayerName
 from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
-from understudy.ports import Ack, Cursor, Link, LiveModels, Stored
+from understudy.ports import Ack, Cursor, Link, LiveModels, Stored, TicketBatch
 from understudy.stores.view import StoreView
 
 
@@ -73,6 +73,9 @@ class HistoryLink:
 
     def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> LiveModels | None:
         return self._link.bot(after, wait_s=wait_s, schema=schema)
+
+    def tickets(self, n: int, *, schema: str, with_control: bool = True) -> TicketBatch:
+        return TicketBatch(entry=0)
 
     def policy(self, model_no: int) -> bytes:
         return self._link.policy(model_no)

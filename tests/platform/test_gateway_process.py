@@ -46,13 +46,14 @@ def metrics(
     *,
     state: str = "running",
     silent_s: float = 0.0,
+    name: str = "ingest",
 ) -> str:
     """The gateway's metrics for a role with this status."""
-    role = Role(name="ingest", command=lambda _: (), drain_s=1.0)
+    role = Role(name=name, command=lambda _: (), drain_s=1.0)
     status = RoleStatus(role, state=state, restarts=2, last_report=report, silent_s=silent_s)
     folder = tmp_path / "roles"
-    with FileLock(folder / "ingest.lock", what="ingest"):
-        (folder / "ingest.json").write_text(json.dumps(status.to_json(START_S)))
+    with FileLock(folder / f"{name}.lock", what=name):
+        (folder / f"{name}.json").write_text(json.dumps(status.to_json(START_S)))
         registry = CollectorRegistry()
         registry.register(RoleMetrics(DataFolder(tmp_path), clock))
         return generate_latest(registry).decode()
@@ -124,6 +125,17 @@ def test_without_an_ingest_role_there_are_no_ingest_metrics(
     registry = CollectorRegistry()
     registry.register(RoleMetrics(DataFolder(tmp_path), clock))
     assert generate_latest(registry) == b""
+
+
+def test_episodes_whose_draw_was_not_believed_are_counted_by_game_and_reason(
+    tmp_path: Path, clock: ManualClock
+):
+    games = {"cart": {"not_compared": {"reused": 3, "forged_ticket": 1}}, "old": {}}
+    told = metrics(tmp_path, clock, {"games": games}, name="learner")
+    name = "understudy_learner_episodes_not_compared"
+    assert f'{name}{{game="cart",reason="reused"}} 3.0' in told
+    assert f'{name}{{game="cart",reason="forged_ticket"}} 1.0' in told
+    assert told.count(f"{name}{{") == 2
 
 
 def test_the_progress_of_a_game_is_that_of_the_learner_beside_it():

@@ -11,6 +11,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def in_turn(
             played[name],
             new_session(START_S + count, name.encode().rjust(10)),
             model=name,
-            propensity=propensity,
+            ticket=partial(made.ticket, name, propensity) if propensity else None,
         )
         for name in policies
     }
@@ -852,6 +853,37 @@ def test_a_dqn_candidate_becomes_canary_and_live_play_promotes_or_rejects_it(mad
     assert canary is not None
     assert canary.why.startswith("reject: worse: mean return ")
     assert now.models[3].lineage.parent == 2
+
+
+def test_forged_reused_and_unsealed_draws_decide_nothing_and_status_counts_them(made: Recording):
+    assert first_bot(made)["canary"] == 2
+    made.clock.advance(10)
+    better = balancing_policy(spin=0.5)
+    worse = balancing_policy(spin=0.01)
+    reused = made.ticket("cart/2", 0.5)
+    other = Recording(replace(made.data, root=made.data.root / "other"), made.clock)
+    other.registry().register(GAME)
+    claims: dict[str, dict[str, Any]] = {
+        "unsealed": {"propensity": 0.5},
+        "forged_ticket": {"ticket": partial(other.ticket, "cart/2", 0.5)},
+        "malformed_ticket": {"ticket": lambda: "t1"},
+        "other_model": {"ticket": partial(made.ticket, "cart/1", 0.5)},
+        "reused": {"ticket": lambda: reused},
+    }
+    for number, claim in enumerate(claims.values()):
+        session = new_session(START_S + number, b"liar".rjust(10))
+        played = episodes(bot(better), 40, seed=number)
+        made.store(list(chunks_of(played, session, model="cart/2", **claim)))
+    session = new_session(START_S, b"honest".rjust(10))
+    drawn = partial(made.ticket, "cart/1", 0.5)
+    made.store(list(chunks_of(episodes(bot(worse), 40), session, model="cart/1", ticket=drawn)))
+    with role_of(made) as role:
+        status = until_idle(role)
+    assert (status["champion"], status["canary"], status["canary_episodes"]) == (1, 2, 1)
+    counts = dict.fromkeys(claims, 40) | {"reused": 39}
+    assert status["not_compared"] == counts
+    with role_of(made) as role:  # after a restart
+        assert until_idle(role)["not_compared"] == counts
 
 
 def test_chunks_that_break_updates_are_reported_and_the_others_are_used(made: Recording):

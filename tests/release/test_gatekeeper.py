@@ -14,7 +14,7 @@ from understudy.core.errors import Fenced
 from understudy.core.signed import Signer
 from understudy.experience.game import game_spec
 from understudy.models.catalogue import Control, live_models
-from understudy.models.gate import Bounds, GateDecision, Played
+from understudy.models.gate import Bounds, GateDecision, Played, of_trial
 from understudy.models.manifest import Lineage, model_name
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
@@ -33,6 +33,8 @@ CHAMPION = balancing_policy(angle=1.0, spin=0.018)
 """Falls in every second episode; lasts for about 407 of 500 steps."""
 BOUNDS = Bounds(max_episodes=480)
 LINEAGE = Lineage(algorithm="dqn")
+NEWEST = 1_000_000
+"""An entry of the trial that is under way, whichever it is."""
 
 
 class GateHarness:
@@ -60,7 +62,7 @@ class GateHarness:
         played = returns_of(policy, 480, seed=model_no)
         is_later = model_no > 1
         self.returns[model_name(GAME.game, model_no)] = [
-            Played(2 * at + is_later, 1e12, one, f"player-{at % 4}", propensity=0.5)
+            Played(2 * at + is_later, 1e12, one, f"player-{at % 4}", propensity=0.5, entry=NEWEST)
             for at, one in enumerate(played)
         ]
 
@@ -283,9 +285,12 @@ def test_returns_from_before_the_trial_tell_the_range_and_those_since_are_compar
     assert canary_entry is not None
     since_s = canary_entry.at_s
     champion = [Played(at, since_s - 9, 100.0 - at % 50) for at in range(50)]
-    champion += [Played(100 + 2 * at, since_s, 90.0 + at % 7, propensity=0.5) for at in range(400)]
+    champion += [
+        Played(100 + 2 * at, since_s, 90.0 + at % 7, propensity=0.5, entry=NEWEST)
+        for at in range(400)
+    ]
     canary = [
-        Played(101 + 2 * at, since_s, 1e6 if at % 10 == 0 else 0.0, propensity=0.5)
+        Played(101 + 2 * at, since_s, 1e6 if at % 10 == 0 else 0.0, propensity=0.5, entry=NEWEST)
         for at in range(400)
     ]
     people = [Played(at, since_s - 9, float(at)) for at in range(50)]
@@ -503,7 +508,9 @@ class Reigns:
             self.clock.advance(1.0)
             player = f"player-{at % 4}"
             start_s = self.clock.now()
-            episodes.append(Played(at, start_s, return_, player, propensity=propensity))
+            episodes.append(
+                Played(at, start_s, return_, player, propensity=propensity, entry=NEWEST)
+            )
 
     def returns(self, model: str, since_s: float) -> list[Played]:
         return [each for each in self.played.get(model, ()) if each.started_s >= since_s]
@@ -622,3 +629,46 @@ def test_the_first_model_that_is_trained_after_a_forget_replaces_a_champion_from
     now = reigns.registry.catalogue(GAME.game)
     assert learned_before(now, earlier_version, [150]) == 150
     assert learned_before(now, of_a_run, [150]) == 0
+
+
+# --- Draws ----------------------------------------------------------------------------------------
+
+
+def test_draws_of_the_trial_count_although_its_share_grew_and_those_of_an_earlier_one_do_not(
+    quick_path: Path,
+):
+    reigns = Reigns(quick_path, 20.0)
+    reigns.control()  # an earlier trial, undecided
+    reigns.control()
+    now = reigns.registry.catalogue(GAME.game)
+    canary = now.pointer("canary")
+    assert canary is not None
+    assert (canary.model_no, canary.first_no) == (3, canary.number)
+    reigns.registry.set_alias(GAME.game, "canary", 3, why="more", share=0.5)
+    raised = reigns.registry.catalogue(GAME.game).pointer("canary")
+    assert raised is not None
+    assert raised.number > raised.first_no == canary.first_no
+    played = [Played(at, 1e12 + at, 1.0, propensity=0.5, entry=canary.number) for at in range(3)]
+    played.append(Played(3, 1e12, 1.0, propensity=0.5, entry=canary.number - 1))
+    played.append(Played(4, 1e12, 1.0, propensity=0.5))
+    draws = [each.propensity for each in of_trial(played, raised.first_no)]
+    assert draws == [0.5] * 3 + [None] * 2
+
+    def judged(entry: int, n_episodes: int) -> GateDecision:
+        returns = {
+            model_name(GAME.game, number): [
+                Played(at, 1e12 + at, float(10 * number + at % 3), "", propensity=0.5, entry=entry)
+                for at in range(n_episodes)
+            ]
+            for number in (1, 3)
+        }
+        decision = reigns.keeper.judge(
+            GAME.game, lambda model, _: returns.get(model, []), epoch=reigns.epoch
+        )
+        assert decision is not None
+        return decision
+
+    waits = judged(canary.number - 1, 200)
+    assert waits.decision == "wait"
+    assert waits.why.startswith("0 episodes of the candidate, 0 of the champion")
+    assert judged(canary.number, 201).decision == "promote"

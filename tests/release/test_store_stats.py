@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from understudy.backends.data import DataFolder
 from understudy.core.names import new_session
 from understudy.experience.chunk import By, Chunk, split_chunk
 from understudy.experience.game import game_spec
+from understudy.experience.intake import deployment_key
 from understudy.experience.session import tombstone_of
+from understudy.experience.ticket import Ticket, TicketSeal
 from understudy.release import store_stats
 from understudy.release.store_stats import StoreStats
 from understudy.testing.clock import START_S
@@ -47,10 +50,21 @@ def bot_chunk(length: int = 40, *, number: int = 1) -> Chunk:
 
 
 def stats_of(made: Recording) -> StoreStats:
-    stats = StoreStats(StoreFollower(made.data.store))
+    stats = StoreStats(StoreFollower(made.data.store), seal_of(made))
     while stats.follow(max_items=3):
         pass
     return stats
+
+
+def seal_of(made: Recording) -> TicketSeal:
+    return TicketSeal(deployment_key(made.data.root))
+
+
+def drawn(chunk: Chunk, ticket: str | None, **facts: Any) -> Chunk:
+    """The same episode with a ticket in its note."""
+    (note,) = chunk.meta.episodes
+    note = replace(note, ticket=ticket, **facts)
+    return replace(chunk, meta=replace(chunk.meta, episodes=(note,)))
 
 
 def returns(made: Recording, since_s: float = 0.0) -> list[float]:
@@ -77,18 +91,141 @@ def test_a_model_that_is_named_from_the_second_chunk_on_counts(made: Recording):
     assert returns(made) == [40.0]
 
 
-def test_an_episode_has_the_propensity_of_its_model_from_whichever_chunk_names_it(made: Recording):
-    chunk = bot_chunk(40)
-    (note,) = chunk.meta.episodes
-    drawn = replace(chunk, meta=replace(chunk.meta, episodes=(replace(note, propensity=0.2),)))
-    first, second = split_chunk(drawn)
-    made.store([named(first, None), second, bot_chunk(30, number=2)])
+def test_an_episode_has_the_draw_of_its_ticket_from_whichever_chunk_names_it(made: Recording):
+    first, second = split_chunk(drawn(bot_chunk(40), made.ticket(MODEL, 0.2, entry=9)))
+    made.store([drawn(named(first, None), None), second, bot_chunk(30, number=2)])
     stats = stats_of(made)
     resumed = StoreStats(StoreFollower(made.data.store))
     resumed.restore(json.loads(json.dumps(stats.state())))
     for known in (stats, resumed):
-        assert [one.propensity for one in known.returns(MODEL, since_s=0.0)] == [0.2, None]
+        draws = [(one.propensity, one.entry) for one in known.returns(MODEL, since_s=0.0)]
+        assert draws == [(0.2, 9), (None, 0)]
+        assert known.not_compared(GAME.game) == {}
         known.close()
+
+
+OTHER_SPEC = game_spec("cart", obs=4, actions=["left", "right"])
+CLAIMS: dict[str, tuple[str, Callable[[Recording], dict[str, Any]]]] = {
+    "a bare probability": ("unsealed", lambda _: {"ticket": None, "propensity": 0.5}),
+    "no ticket": ("malformed_ticket", lambda _: {"ticket": "t1:\0:"}),
+    "other bytes": ("malformed_ticket", lambda _: {"ticket": "é" * 128}),
+    "another probability": (
+        "forged_ticket",
+        lambda made: {"ticket": made.ticket(MODEL, 0.05).replace(":0.05", ":0.95")},
+    ),
+    "another model": (
+        "forged_ticket",
+        lambda made: {"ticket": made.ticket("cart/2", 0.5).replace(":2:", ":3:")},
+    ),
+    "another seal": (
+        "forged_ticket",
+        lambda made: {"ticket": made.ticket(MODEL, 0.5)[:-22] + "A" * 22},
+    ),
+    "another key": (
+        "forged_ticket",
+        lambda _: {
+            "ticket": TicketSeal(bytes(32)).seal(
+                Ticket(entry=1, model_no=3, propensity=0.5, expires_s=1 << 33, id="A" * 16),
+                game=GAME.game,
+                schema=GAME.schema,
+            )
+        },
+    ),
+    "a ticket of another schema": (
+        "forged_ticket",
+        lambda made: {"ticket": made.ticket(MODEL, 0.5, spec=OTHER_SPEC)},
+    ),
+    "a ticket for another model": (
+        "other_model",
+        lambda made: {"ticket": made.ticket("cart/2", 0.5)},
+    ),
+    "an expired ticket": (
+        "expired",
+        lambda made: {"ticket": made.ticket(MODEL, 0.5, expires_s=int(made.clock.now()) - 1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_an_episode_whose_draw_no_gateway_sealed_is_not_compared_but_counts(
+    made: Recording, claim: str
+):
+    reason, facts = CLAIMS[claim]
+    made.store([drawn(bot_chunk(40), **facts(made))])
+    stats = stats_of(made)
+    (episode,) = stats.returns(MODEL, since_s=0.0)
+    assert (episode.return_, episode.propensity, episode.entry) == (40.0, None, 0)
+    assert stats.not_compared(GAME.game) == {reason: 1}
+    stats.close()
+
+
+def test_a_ticket_counts_once_also_after_a_restart(made: Recording):
+    ticket = made.ticket(MODEL, 0.5)
+    made.store([drawn(bot_chunk(10 * number, number=number), ticket) for number in (1, 2, 3)])
+    stats = stats_of(made)
+    assert [one.propensity for one in stats.returns(MODEL, since_s=0.0)] == [0.5, None, None]
+    resumed = StoreStats(StoreFollower(made.data.store), seal_of(made))
+    resumed.restore(json.loads(json.dumps(stats.state())))
+    stats.close()
+    fresh = made.ticket(MODEL, 0.5)
+    made.store([drawn(bot_chunk(40, number=4), ticket), drawn(bot_chunk(50, number=5), fresh)])
+    while resumed.follow():
+        pass
+    played = resumed.returns(MODEL, since_s=0.0)
+    assert [one.return_ for one in played if one.propensity] == [10.0, 50.0]
+    assert resumed.not_compared(GAME.game) == {"reused": 3}
+    resumed.close()
+
+
+def test_a_ticket_of_an_episode_that_does_not_count_is_not_used_up(made: Recording):
+    ticket = made.ticket(MODEL, 0.5)
+    cut, _ = split_chunk(drawn(bot_chunk(40), ticket))
+    made.store([cut, drawn(bot_chunk(30, number=2), ticket)])
+    stats = stats_of(made)
+    assert [one.propensity for one in stats.returns(MODEL, since_s=0.0)] == [0.5]
+    stats.close()
+
+
+def test_an_episode_whose_ticket_changes_does_not_count(made: Recording):
+    first, second = split_chunk(drawn(bot_chunk(40), made.ticket(MODEL, 0.5)))
+    made.store([first, drawn(second, made.ticket(MODEL, 0.05))])
+    assert returns(made) == []
+
+
+def test_only_the_newest_used_tickets_are_remembered(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store_stats, "_MAX_USED", 3)
+    made.store(
+        [drawn(bot_chunk(10, number=number), made.ticket(MODEL, 0.5)) for number in range(1, 9)]
+    )
+    stats = stats_of(made)
+    (used,) = stats.state()["used_tickets"].values()
+    assert used == [f"{number:016d}" for number in (6, 7, 8)]
+    stats.close()
+
+
+def test_what_clients_stated_to_an_earlier_version_is_not_compared(made: Recording):
+    made.store(
+        [drawn(bot_chunk(40), made.ticket(MODEL, 0.5)), *split_chunk(bot_chunk(30, number=2))[:1]]
+    )
+    stats = stats_of(made)
+    state = json.loads(json.dumps(stats.state()))
+    stats.close()
+    del state["used_tickets"], state["not_compared"]
+    state["played"] = {
+        model: [each[:6] for each in played] for model, played in state["played"].items()
+    }
+    for episode in state["open"].values():
+        episode[8:] = [0.5, *episode[9:14]]  # the probability, where the ticket is now
+    upgraded = StoreStats(StoreFollower(made.data.store), seal_of(made))
+    upgraded.restore(state)
+    made.store(split_chunk(bot_chunk(30, number=2))[1:])
+    while upgraded.follow():
+        pass
+    played = upgraded.returns(MODEL, since_s=0.0)
+    assert [(one.return_, one.propensity) for one in played] == [(40.0, None), (30.0, None)]
+    upgraded.close()
 
 
 def test_episodes_are_settled_up_to_the_oldest_that_a_bot_still_plays(made: Recording):

@@ -77,6 +77,7 @@ def example(route: ApiRoute) -> tuple[str, Any]:
         "register_game": cart_spec().to_json(),
         "promote": {"model_no": 1},
         "rollback": b"",
+        "draw_tickets": {},
         "act": {"obs": [0, 0, 0, 0]},
         "advise": {"obs": [0, 0, 0, 0]},
         "close_session": {

@@ -14,6 +14,7 @@ from understudy.experience.chunk import By, Chunk, ChunkMeta, EpisodeNote, RowKi
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.intake import deployment_key
 from understudy.experience.spaces import Box
+from understudy.experience.ticket import Ticket, TicketSeal
 from understudy.games import cartpole
 from understudy.ingest.specs import SpecFolder
 from understudy.models.objects import FolderObjects
@@ -93,9 +94,13 @@ def chunks_of(
     consent: str = "granted",
     model: str | None = None,
     propensity: float | None = None,
+    ticket: Callable[[], str] | None = None,
     reward: float = 1.0,
 ) -> Iterator[Chunk]:
-    """A chunk for each episode, by a person, or by a model that is named."""
+    """A chunk for each episode, by a person, or by a model that is named.
+
+    `ticket` returns one for each; a `propensity` is only stated, as by earlier clients.
+    """
     first_step = 0
     for number, one in enumerate(played):
         n = len(one.action)
@@ -122,7 +127,14 @@ def chunks_of(
             n_steps=n,
             consent=consent,
             client="recordings/1",
-            episodes=(EpisodeNote(row=0, model=model, propensity=propensity),),
+            episodes=(
+                EpisodeNote(
+                    row=0,
+                    model=model,
+                    propensity=propensity,
+                    ticket=None if ticket is None else ticket(),
+                ),
+            ),
         )
         first_step += n
         yield Chunk(meta, columns).validate()
@@ -135,6 +147,7 @@ class Recording:
     data: DataFolder
     clock: ManualClock = field(default_factory=ManualClock)
     _sessions: int = 0
+    _tickets: int = 0
 
     def registry(self) -> Registry:
         return Registry(
@@ -143,6 +156,20 @@ class Recording:
             signer=SIGNER,
             clock=self.clock,
         )
+
+    def ticket(self, model: str, propensity: float, *, spec: GameSpec = GAME, **facts: Any) -> str:
+        """A new ticket of the trial that is under way, as a gateway seals it."""
+        canary = self.registry().catalogue(spec.game).pointer("canary", spec.schema)
+        self._tickets += 1
+        drawn: dict[str, Any] = {
+            "entry": canary.number if canary else 1,
+            "model_no": int(model.rpartition("/")[2]),
+            "propensity": propensity,
+            "expires_s": int(self.clock.now()) + 86_400,
+            "id": f"{self._tickets:016d}",
+        }
+        seal = TicketSeal(deployment_key(self.data.root))
+        return seal.seal(Ticket(**drawn | facts), game=spec.game, schema=spec.schema)
 
     def store(self, chunks: Sequence[Chunk], *, player: bytes = PLAYER) -> None:
         """Write chunks as ingest would."""

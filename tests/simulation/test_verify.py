@@ -23,7 +23,7 @@ from understudy.experience.chunk import Chunk
 from understudy.experience.game import GameSpec, game_spec
 from understudy.platform.erase import forget_player, replay_quarantine
 from understudy.platform.ingest import IngestRole
-from understudy.ports import Ack, Cursor, LiveModels, Tail
+from understudy.ports import Ack, Cursor, LiveModels, Tail, TicketBatch
 from understudy.simulation.ledger import LedgerLink, read_ledger
 from understudy.simulation.verify import combined_digest, digests, verify
 from understudy.stores.local import LocalStore
@@ -205,6 +205,9 @@ def test_unsent_frames_of_a_game_without_a_ledger_create_no_ledger(data: DataFol
 
         def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> LiveModels | None:
             return None
+
+        def tickets(self, n: int, *, schema: str, with_control: bool = True) -> TicketBatch:
+            return TicketBatch(entry=0)
 
         def policy(self, model_no: int) -> bytes:
             raise KeyError(model_no)

@@ -15,7 +15,7 @@ from understudy.core.errors import StorageFailed
 from understudy.core.names import PlayerName, player_name
 from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
-from understudy.ports import Ack, LiveModels
+from understudy.ports import Ack, LiveModels, TicketBatch
 from understudy.testing import Faults, FaultyLink, FaultyStream, FaultySync, ManualClock
 from understudy.testing.streams import read_all, sample_frames
 
@@ -48,6 +48,9 @@ class RecordingLink:
 
     def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> LiveModels | None:
         return None
+
+    def tickets(self, n: int, *, schema: str, with_control: bool = True) -> TicketBatch:
+        return TicketBatch(entry=0)
 
     def policy(self, model_no: int) -> bytes:
         raise KeyError(model_no)

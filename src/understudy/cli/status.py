@@ -142,6 +142,9 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
         lines.append(f"{what}: after {count_of(missing_steps, 'more step')}")
     verdicts = list(game.get("verdicts", {}).items())[-_SHOWN_VERDICTS:]
     lines += [f"{model}: {verdict}" for model, verdict in verdicts]
+    if reasons := game.get("not_compared"):
+        counts = ", ".join(f"{n} {reason}" for reason, n in sorted(reasons.items()))
+        lines.append(f"episodes that the gate does not compare: {counts}")
     if returns := _returns(game):
         lines.append(f"returns: {returns}")
     if skills := _skills(game):
@@ -361,6 +364,7 @@ def _shown(report: dict[str, Any]) -> dict[str, Any]:
         "canary_episodes",
         "canary_evidence",
         "canary_margin",
+        "not_compared",
         "people",
         "returns",
         "skills",

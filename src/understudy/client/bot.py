@@ -5,8 +5,10 @@
 
 A game never waits for the network: the first `act` loads the stored bots, later ones read one
 attribute, and a thread fetches newer bots. The thread starts with the first `act` or
-`wait_for_bot`, so a game that only records never fetches bots. A folder, which several processes
-and versions of a game may share, stores what the next start needs:
+`wait_for_bot`, so a game that only records never fetches bots. While a canary is on trial, the
+gateway draws the bot of each episode: its draws are fetched in advance as *tickets*, and without
+one the champion plays. A folder, which several processes and versions of a game may share, stores
+what the next start needs:
 
     trust.json                  the deployment's public keys, pinned at first contact
     SCHEMA/bot.json             the last good live models, and the highest entry number seen of each
@@ -17,6 +19,7 @@ and versions of a game may share, stores what the next start needs:
 import contextlib
 import random
 import threading
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -46,7 +49,7 @@ from understudy.experience.skill import (
     exploring_skill,
 )
 from understudy.experience.writer import action_writer
-from understudy.ports import CANARY_BESIDE_CONTROL, MAX_CONTROL_SHARE, Link, LiveModels
+from understudy.ports import DrawnTicket, Link, LiveModels, TicketBatch
 
 if TYPE_CHECKING:
     # Imported with the first bot; a game that only records does not need policies.
@@ -63,7 +66,8 @@ _AGAIN_FIRST_S = 15.0
 _AGAIN_CAP_S = 600.0
 """A rejected bot is checked again after `_AGAIN_FIRST_S`, in case it was damaged in transit; the
 wait doubles up to `_AGAIN_CAP_S`."""
-_MAX_CANARY = 0.5
+_N_TICKETS = 64
+"""Tickets that are fetched at once; more are fetched when half of them are used."""
 _ALIASES = ("champion", "canary")
 _BAD = (Refused, Corrupt, ConfigError, KeyError, TypeError, ValueError, AttributeError)
 """What checking an invalid document may raise."""
@@ -161,14 +165,31 @@ class LivePolicies:
 
     champion: Bot | None = None
     canary: Bot | None = None
-    canary_share: float = 0.0
+    canary_entry: int = 0
+    """The journal entry of the canary, by which its tickets are drawn."""
     noise: Mapping[str, float] = field(default_factory=lambda: DEFAULT_NOISE)
     """The noise of each skill below `hard`."""
     control: Bot | None = None
     """An earlier champion that plays beside the canary."""
-    control_share: float = 0.0
     explore_share: float = 0.0
     """The share of episodes in which the champion explores."""
+
+    @property
+    def by_no(self) -> dict[int, Bot]:
+        """The bots by their model numbers."""
+        bots = (self.champion, self.canary, self.control)
+        return {bot.manifest.model_no: bot for bot in bots if bot is not None}
+
+
+@dataclass(slots=True)
+class _Tickets:
+    """The draws of the next episodes; threads take them from the left."""
+
+    entry: int = 0
+    models: frozenset[int] = frozenset()
+    """The models between which they were drawn."""
+    until_s: float = 0.0
+    left: deque[DrawnTicket] = field(default_factory=deque)
 
 
 class Bots:
@@ -201,6 +222,12 @@ class Bots:
         self._seen = dict.fromkeys(_ALIASES, 0)
         """The highest validly signed entry number of each alias; lower ones are never accepted."""
         self._after = self._good_number = 0
+        self._tickets = _Tickets()
+        self._ticket_backoff = Backoff(clock, rng, first_s=_RETRY_FIRST_S, cap_s=_RETRY_CAP_S)
+        self._fetching = threading.Lock()
+        self._is_low = threading.Event()
+        """Set when tickets run low, and by `stop`."""
+        self._ticket_thread: threading.Thread | None = None
         self._again_at_s: float | None = None
         self._again_s = _AGAIN_FIRST_S
         self._thread: threading.Thread | None = None
@@ -221,26 +248,28 @@ class Bots:
         return self._rejection or self._link_error
 
     def pick(self) -> Bot | None:
-        """Return a bot for a new episode: canary or control for its share, or the champion."""
-        return self.draw()[0]
+        """Return the champion, if any, without using a ticket."""
+        return (self._live or self._start()).champion
 
-    def draw(self) -> tuple[Bot | None, float | None]:
-        """Return what `pick` does, and the probability of that bot if there were two.
+    def draw(self) -> tuple[Bot | None, str | None]:
+        """Return the bot of a new episode as the next ticket says, and the ticket; never waits.
 
-        With a control, the draw is between canary and control in some of the episodes.
+        Without a ticket it is the champion.
         """
         live = self._live or self._start()
         if live.canary is None:
             return live.champion, None
-        if live.control is not None:
-            control_share = 1 - CANARY_BESIDE_CONTROL
-            if self.rng.random() < live.control_share / control_share:
-                if self.rng.random() < CANARY_BESIDE_CONTROL:
-                    return live.canary, CANARY_BESIDE_CONTROL
-                return live.control, control_share
-        if self.rng.random() < live.canary_share:
-            return live.canary, live.canary_share
-        return live.champion, 1 - live.canary_share
+        tickets = self._tickets
+        try:
+            drawn = tickets.left.popleft()
+        except IndexError:
+            drawn = None
+        if 2 * len(tickets.left) <= _N_TICKETS and not self._is_low.is_set():
+            self._is_low.set()
+        if drawn is None or self._clock.monotonic() >= tickets.until_s:
+            return live.champion, None
+        bot = live.by_no.get(drawn.model_no)
+        return (live.champion, None) if bot is None else (bot, drawn.ticket)
 
     def draw_exploring(self) -> BotSkill | None:
         """Return how the champion explores in a new episode; None in most: it plays as released."""
@@ -299,7 +328,6 @@ class Bots:
         # the platform's current models are fetched.
         canary = None
         control = None
-        control_share = 0.0
         is_intact = True
         try:
             canary = self._restored(self._live_models.canary_release, trusted)
@@ -308,9 +336,6 @@ class Bots:
             is_intact = False
         try:
             control = self._restored(self._live_models.control_release, trusted)
-            if control is not None and self._live_models.canary is not None:
-                named = strict_json(self._live_models.canary)["entry"]["control"]
-                control_share = min(float(named["share"]), MAX_CONTROL_SHARE)
         except (*_BAD, OSError) as error:
             self._reject(error)
             is_intact = False
@@ -319,10 +344,9 @@ class Bots:
         return LivePolicies(
             champion=champion,
             canary=canary,
-            canary_share=min(self._live_models.canary_share, _MAX_CANARY),
+            canary_entry=self._seen["canary"],
             noise=levels,
             control=control,
-            control_share=control_share,
             explore_share=explore_share,
         )
 
@@ -364,6 +388,7 @@ class Bots:
             if update is not None:
                 self._accept(update)
             self._backoff.succeeded()
+            self.fetch_tickets()
             # A link that returns at once must not be polled in a busy loop.
             waited_s = self._clock.monotonic() - now_s
             return max(0.0, min(wait_s, _PUMP_EVERY_S) - waited_s) if update is None else 0.0
@@ -423,7 +448,6 @@ class Bots:
         self._again_s = _AGAIN_FIRST_S
         canary = None
         control = None
-        control_share = 0.0
         try:
             canary = self._opened(update, "canary", trusted)
         except _BAD as error:
@@ -431,7 +455,7 @@ class Bots:
             self._reject(error)
         try:
             if canary is not None:
-                control, control_share = self._opened_control(update, trusted)
+                control = self._opened_control(update, trusted)
         except (*_BAD, LinkFailed) as error:
             # Nor does such a control; if it cannot be fetched, the others do not wait for it.
             self._reject(error)
@@ -448,10 +472,9 @@ class Bots:
         self._live = LivePolicies(
             champion=champion,
             canary=canary,
-            canary_share=min(update.canary_share, _MAX_CANARY),
+            canary_entry=self._seen["canary"],
             noise=noise,
             control=control,
-            control_share=control_share,
             explore_share=explore_share,
         )
         self._after = self._good_number = update.number
@@ -488,14 +511,13 @@ class Bots:
             return None
         return self._model(getattr(update, f"{alias}_release"), alias, model_no, trusted)
 
-    def _opened_control(self, update: LiveModels, trusted: Trusted) -> tuple[Bot | None, float]:
-        """The control that the canary's entry names, and its share."""
+    def _opened_control(self, update: LiveModels, trusted: Trusted) -> Bot | None:
+        """The control that the canary's entry names."""
         point = self._entry(update.canary, "point", trusted)
         named = None if point is None else point.get("control")
         if named is None or update.control_release is None:
-            return None, 0.0
-        share = min(float(named["share"]), MAX_CONTROL_SHARE)
-        return self._model(update.control_release, "control", named["model_no"], trusted), share
+            return None
+        return self._model(update.control_release, "control", named["model_no"], trusted)
 
     def _model(self, signed: str | None, alias: str, model_no: int, trusted: Trusted) -> Bot:
         """The model of a signed release; Refused unless it is that number."""
@@ -553,9 +575,7 @@ class Bots:
         return _noise_of(entry)
 
     def _live_bots(self) -> list[Bot]:
-        live = self._live or LivePolicies()
-        bots = (live.champion, live.canary, live.control)
-        return [bot for bot in bots if bot is not None]
+        return list((self._live or LivePolicies()).by_no.values())
 
     def _reject(self, error: Exception) -> None:
         self.refused_bots += 1
@@ -571,22 +591,94 @@ class Bots:
             # The bots still play; only the next start has to fetch them again.
             self._link_error = f"the bot cannot be stored for the next start: {error}"[:300]
 
+    # --- Tickets ----------------------------------------------------------------------------------
+
+    def fetch_tickets(self) -> None:
+        """Fetch the draws of the next episodes if a canary is on trial and they run low.
+
+        Tickets of an earlier entry, or of models that are not live any more, are dropped.
+        """
+        with self._fetching:
+            live = self._live
+            if live is None or live.canary is None:
+                self._tickets = _Tickets()
+                return
+            models = frozenset(live.by_no)
+            now_s = self._clock.monotonic()
+            tickets = self._tickets
+            if (tickets.entry, tickets.models) != (live.canary_entry, models) or (
+                now_s >= tickets.until_s
+            ):
+                tickets = self._tickets = _Tickets(live.canary_entry, models)
+            self._start_ticket_thread()
+            if 2 * len(tickets.left) > _N_TICKETS or self._ticket_backoff.remaining_s > 0:
+                return
+            try:
+                batch = self._link.tickets(
+                    _N_TICKETS, schema=self.spec.schema, with_control=live.control is not None
+                )
+            except Exception as error:
+                # The champion plays. A gateway of an earlier version has no tickets.
+                failed = error if isinstance(error, LinkFailed) else LinkFailed("", repr(error))
+                if failed.code != "not_found":
+                    self._record(str(failed)[:300])
+                self._ticket_backoff.failed(wholly=True, retry_after_s=failed.retry_after_s)
+                return
+            if not _fits(batch, live.canary_entry, models):
+                # The gateway knows another entry than this client; the next poll returns it.
+                self._ticket_backoff.failed(wholly=True, retry_after_s=0.0)
+                return
+            self._ticket_backoff.succeeded()
+            until_s = now_s + batch.valid_s
+            tickets.until_s = min(tickets.until_s, until_s) if tickets.left else until_s
+            tickets.left.extend(batch.tickets)
+
+    def _start_ticket_thread(self) -> None:
+        """Fetch the next tickets in a thread of their own, since a poll may wait for long."""
+        if self._has_thread and self._ticket_thread is None and not self._stop.is_set():
+            name = f"understudy-tickets-{self.spec.game}"
+            self._ticket_thread = threading.Thread(
+                target=self._follow_tickets, args=(self._stop,), name=name, daemon=True
+            )
+            self._ticket_thread.start()
+
+    def _follow_tickets(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            self._is_low.wait()
+            self._is_low.clear()
+            if not stop.is_set():
+                self.fetch_tickets()
+
     # --- Stopping ---------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Stop polling; closing the link ends a poll that is waiting."""
         self._stop.set()
+        self._is_low.set()
 
     def join(self, timeout_s: float) -> None:
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        for thread in (self._thread, self._ticket_thread):
+            if thread is not None:
+                thread.join(timeout_s)
 
     def abandon(self) -> None:
         """Stop polling in a forked child, which lacks the thread; loaded bots still play."""
         self._lock = threading.Lock()
+        self._fetching = threading.Lock()
+        self._is_low = threading.Event()
+        self._tickets = _Tickets()  # the parent uses them
         self._thread = None
+        self._ticket_thread = None
         self._stop = threading.Event()
         self._stop.set()
+
+
+def _fits(batch: TicketBatch, entry: int, models: Collection[int]) -> bool:
+    """Whether tickets were drawn by this entry, between these models only.
+
+    If one of them cannot be played, none is: else only some outcomes of a draw would be compared.
+    """
+    return batch.entry == entry and all(drawn.model_no in models for drawn in batch.tickets)
 
 
 def _noise_of(entry: dict[str, Any] | None) -> tuple[Mapping[str, float], float]:

@@ -49,7 +49,7 @@ class ActionChooser:
     chooses, or else the action is random.
     """
 
-    __slots__ = ("_bots", "_chance", "_player", "_skill", "_version", "model", "propensity")
+    __slots__ = ("_bots", "_chance", "_player", "_skill", "_version", "model", "ticket")
 
     def __init__(self, bots: Bots, skill: BotSkill | None = None) -> None:
         self._bots = bots
@@ -60,8 +60,8 @@ class ActionChooser:
         self._version = 0
         self.model = ""
         """The bot's name, once it has decided."""
-        self.propensity: float | None = None
-        """The probability with which the bot was drawn, if there were several."""
+        self.ticket: str | None = None
+        """The gateway's draw of the bot, if there were several."""
 
     @property
     def noise(self) -> float | None:
@@ -79,7 +79,7 @@ class ActionChooser:
             if self._skill is None:
                 self._skill = self._bots.draw_exploring()
             if self._skill is None:
-                bot, self.propensity = self._bots.draw()
+                bot, self.ticket = self._bots.draw()
             else:
                 bot, self._skill = self._bots.draw_at(self._skill)
             if bot is None:
@@ -248,7 +248,7 @@ class Episode:
             try:
                 if chooser.model:
                     builder.name_model(
-                        chooser.model, chooser.propensity, chooser.noise, chooser.temperature
+                        chooser.model, chooser.ticket, chooser.noise, chooser.temperature
                     )
                 is_full = builder.decide(
                     obs, action, action_mask=action_mask, by=by, t_ms=session.t_ms(), extras=extras
@@ -550,7 +550,7 @@ class Recorder:
                     if self._chooser.model:
                         chooser = self._chooser
                         builder.name_model(
-                            chooser.model, chooser.propensity, chooser.noise, chooser.temperature
+                            chooser.model, chooser.ticket, chooser.noise, chooser.temperature
                         )
                 builder.act(action, code, frames, t_ms, extras)
                 builder.add_reward(reward)

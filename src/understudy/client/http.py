@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import understudy
-from understudy.core.canonical import strict_json
+from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import ConfigError, LinkFailed, Refused
 from understudy.core.location import is_loopback, without_secrets
 from understudy.core.names import PlayerName
 from understudy.experience.frame import CONTENT_TYPE, Frame, encode_frame_batch
 from understudy.experience.game import GameSpec
-from understudy.ports import Ack, LiveModels
+from understudy.experience.ticket import MAX_TICKET_CHARS
+from understudy.ports import Ack, DrawnTicket, LiveModels, TicketBatch
 
 if TYPE_CHECKING:
     from understudy.client.connect import Address
@@ -151,6 +152,37 @@ class HttpLink:
         if not is_valid:
             raise _unexpected(f"invalid live models {_printable(response, 80)}")
         return LiveModels(**values | {"trust": tuple(trust), "canary_share": float(share)})
+
+    def tickets(self, n: int, *, schema: str, with_control: bool = True) -> TicketBatch:
+        """Return the bots of the next `n` episodes, as the gateway drew them."""
+        # Not over the connection that polls, which may wait for long.
+        body = canonical_json({"schema": schema, "n": n, "control": with_control})
+        path = f"{self._path}/tickets"
+        response = _object(self._sending.request("POST", path, body, kind="application/json")[1])
+        try:
+            batch = TicketBatch(
+                entry=response["entry"],
+                valid_s=float(response["valid_s"]),
+                tickets=tuple(
+                    DrawnTicket(model_no=drawn["model_no"], ticket=drawn["ticket"])
+                    for drawn in response["tickets"]
+                ),
+            )
+        except (KeyError, TypeError, ValueError):
+            raise _unexpected(f"invalid tickets {_printable(response, 80)}") from None
+        is_valid = (
+            type(batch.entry) is int
+            and isinstance(response["tickets"], list)
+            and all(
+                type(drawn.model_no) is int
+                and isinstance(drawn.ticket, str)
+                and len(drawn.ticket) <= MAX_TICKET_CHARS
+                for drawn in batch.tickets
+            )
+        )
+        if not is_valid:
+            raise _unexpected(f"invalid tickets {_printable(response, 80)}")
+        return batch
 
     def policy(self, model_no: int) -> bytes:
         """Return the bytes of a model's policy, not checked."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import random
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from understudy.core.names import PlayerName
 from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
 from understudy.experience.intake import Intake, read_key
-from understudy.ports import Ack, LiveModels, Stream, refused_ack
+from understudy.ports import Ack, LiveModels, Stream, TicketBatch, refused_ack
 
 if TYPE_CHECKING:
     from understudy.models.registry import Registry
@@ -103,6 +104,22 @@ class LocalLink:
                 return None
             self._clock.wait(self._closing, min(_POLL_EVERY_S, wait_s))
             wait_s -= _POLL_EVERY_S
+
+    def tickets(self, n: int, *, schema: str, with_control: bool = True) -> TicketBatch:
+        """Draw the bots of the next `n` episodes, as a gateway does."""
+        from understudy.models.trial import draw_tickets, trial_of
+
+        registry = self._models()
+        catalogue = None if registry is None else registry.catalogue(self._intake.game)
+        trial = None if catalogue is None else trial_of(catalogue, *catalogue.pointers(schema))
+        return draw_tickets(
+            trial,
+            self._intake.seal,
+            n,
+            now_s=self._clock.now(),
+            rng=random.SystemRandom(),
+            with_control=with_control,
+        )
 
     def policy(self, model_no: int) -> bytes:
         """Return the bytes of a model's policy, not checked."""

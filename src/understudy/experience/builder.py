@@ -402,20 +402,20 @@ class ChunkBuilder:
     def name_model(
         self,
         model: str,
-        propensity: float | None = None,
+        ticket: str | None = None,
         noise: float | None = None,
         temperature: float | None = None,
     ) -> None:
         """Note which model decides from now on in this episode; earlier blocks are unchanged.
 
-        `propensity`: the probability with which it was drawn, if there were several. `noise` and
-        `temperature`: those at which it plays, if not as released.
+        `ticket`: the draw of this model, if there were several. `noise` and `temperature`: those at
+        which it plays, if not as released.
         """
         note = self._note
         if note is not None and (note.model != model or note.noise != noise):
             named: dict[str, Any] = {
                 "model": model,
-                "propensity": propensity,
+                "ticket": ticket,
                 "noise": noise,
                 "temperature": temperature,
             }

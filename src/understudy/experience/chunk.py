@@ -25,6 +25,7 @@ from understudy.core.wording import joined, shortened
 from understudy.experience.frame import MAX_COUNT, Frame, FrameKind, data_frame
 from understudy.experience.skill import DEFAULT_NOISE, MAX_TEMPERATURE, is_noise
 from understudy.experience.spaces import check_recordable
+from understudy.experience.ticket import MAX_TICKET_CHARS
 
 CHUNK_FORMAT = "understudy-chunk/1"
 KINDS = ("player", "actor")
@@ -98,7 +99,9 @@ class EpisodeNote:
     seed: int | None = None
     model: str | None = None
     propensity: float | None = None
-    """The probability with which `model` was drawn for this episode, if there were several."""
+    """The probability with which `model` was drawn, as clients of earlier versions state it."""
+    ticket: str | None = None
+    """The gateway's draw of `model` for this episode, if there were several."""
     skill: str | None = None
     """The skill at which the bot plays, `easy` or `even`; None: as released, or a temperature."""
     noise: float | None = None
@@ -128,6 +131,7 @@ _NOTE_TEXTS = (
     "seed",
     "model",
     "propensity",
+    "ticket",
     "skill",
     "noise",
     "temperature",
@@ -268,6 +272,7 @@ def _read_note(note: Any) -> EpisodeNote:
         result is None or is_text or (type(result) in (int, float) and abs(result) < 1e300),
         note.get("seed") is None or (type(note["seed"]) is int and 0 <= note["seed"] < 1 << 64),
         propensity is None or (type(propensity) in (int, float) and 0 < propensity <= 1),
+        isinstance(note.get("ticket", ""), str) and len(note.get("ticket", "")) <= MAX_TICKET_CHARS,
         note.get("skill") in (None, *DEFAULT_NOISE),
         note.get("noise") is None or is_noise(note["noise"]),
         temperature is None

@@ -15,6 +15,7 @@ from understudy.core.log import make_folder, sync_folder
 from understudy.core.names import GameName, PlayerName
 from understudy.experience.frame import MAX_BODY_BYTES, NO_PLAYER, Frame, FrameKind
 from understudy.experience.session import INTAKE_MAX_AGE_S, has_valid_time, refused_session
+from understudy.experience.ticket import TicketSeal
 
 BACKUP_FILE = "backup.json"
 """The table of contents of a backup; a folder with it is not a data folder."""
@@ -128,6 +129,7 @@ class Intake:
     def __init__(self, key: bytes, game: GameName, clock: Clock) -> None:
         self._key = key
         self.game = game
+        self.seal = TicketSeal(key)
         self._clock = clock
         self._pseudonyms: dict[PlayerName, bytes] = {}
         self._recent: dict[uuid.UUID, None] = {}

@@ -42,6 +42,8 @@ class Alias:
     """The share of episodes that a canary plays."""
     control: Control | None = None
     """The control of a canary's trial."""
+    first_no: int = 0
+    """The entry that started a canary's trial; `number` is a later one once its share changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +273,7 @@ class Catalogue:
             schema=schema,
             share=float(share) if is_canary else 0.0,
             control=self._control(entry.get("control"), schema) if is_canary else None,
+            first_no=before.first_no if before is not None and continues else entry["number"],
         )
         self.aliases[schema, alias] = pointer
         self.discarded.discard(model_no)

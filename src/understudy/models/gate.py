@@ -61,7 +61,9 @@ class Played(NamedTuple):
     row: int = 0
     """Its place in that chunk."""
     propensity: float | None = None
-    """The probability with which its bot was drawn; None if it was not drawn at random."""
+    """The probability with which its bot was drawn; None if no gateway drew it."""
+    entry: int = 0
+    """The canary's journal entry by which it was drawn; 0 if it was not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +287,14 @@ def compare(
     if decision == "promote" and len(set(beside_control.is_candidate)) > 1:
         why += f"; not proven worse than the control: {beside_control.means(ends)}"
     return GateDecision(decision, why, n_episodes=min(at + 1, len(pair.episodes)))
+
+
+def of_trial(episodes: Sequence[Played], first_no: int) -> list[Played]:
+    """The episodes without the draws of earlier trials; `first_no` is the trial's first entry."""
+    return [
+        episode if episode.entry >= first_no else episode._replace(propensity=None)
+        for episode in episodes
+    ]
 
 
 def compared_with_champion(candidate: Sequence[Played], bounds: Bounds) -> list[Played]:

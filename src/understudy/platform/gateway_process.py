@@ -60,6 +60,8 @@ class RoleMetrics(Collector):
         for role in roles:
             if role["role"] == "ingest":
                 yield from self._ingest(role)
+            if role["role"] == "learner":
+                yield _not_compared(role["report"])
 
     def _ingest(self, role: dict[str, Any]) -> Iterator[Metric]:
         now = role["report"]
@@ -91,6 +93,18 @@ class RoleMetrics(Collector):
             yield metric(
                 GaugeMetricFamily, "batch_seconds", "Duration of that batch", now["batch_s"]
             )
+
+
+def _not_compared(now: Mapping[str, Any]) -> Metric:
+    family = GaugeMetricFamily(
+        "understudy_learner_episodes_not_compared",
+        "Episodes whose draw the gate does not believe, by reason",
+        labels=["game", "reason"],
+    )
+    for name, game in now.get("games", {}).items():
+        for reason, n_episodes in game.get("not_compared", {}).items():
+            family.add_metric([name, reason], n_episodes)
+    return family
 
 
 def main(data: DataFolder, config: Config) -> None:

@@ -33,6 +33,8 @@ from understudy.core.errors import Corrupt, Fenced, StorageFull, Unreachable
 from understudy.core.log import make_folder, write_file
 from understudy.core.names import game_name_of_env
 from understudy.core.wording import shortened
+from understudy.experience.intake import deployment_key
+from understudy.experience.ticket import TicketSeal
 from understudy.learn.compile_cache import use_compile_cache
 from understudy.models.registry import Registry
 from understudy.platform.children import FENCED, report, reporting, run_role, stop_with_parent
@@ -175,7 +177,8 @@ class LearnerRole:
         make_folder(self._folder)
         write_file(before, here.encode())
         self._follower = StoreFollower(self._data.store)
-        stats = StoreStats(self._follower)
+        seal = TicketSeal(deployment_key(self._data.root))
+        stats = StoreStats(self._follower, seal)
         path = self._folder / "store_stats.json"
         if path.exists():
             try:
@@ -187,7 +190,7 @@ class LearnerRole:
                     next="the store is counted again",
                 )
                 # Created before the old one is closed: the last one closed also closes the store.
-                fresh = StoreStats(self._follower)
+                fresh = StoreStats(self._follower, seal)
                 stats.close()
                 stats = fresh
         self._stats = stats

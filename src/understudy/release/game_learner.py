@@ -30,7 +30,7 @@ from understudy.experience.skill import DEFAULT_NOISE
 from understudy.learn.symmetry import may_mirror
 from understudy.models.calibration import calibrate, has_moved, is_due, measured
 from understudy.models.catalogue import Alias, Catalogue
-from understudy.models.gate import GateDecision, Played, compared_with_champion
+from understudy.models.gate import GateDecision, Played, compared_with_champion, of_trial
 from understudy.models.manifest import Lineage, model_name
 from understudy.nn.policy import Policy
 from understudy.release.candidate_ranking import MAX_STEPS, CandidateRanking, may_rank
@@ -581,7 +581,21 @@ class GameLearner:
         if canary is None or not canary.model_no:
             return 0
         settled = self._settled_returns(schema)(model_name(self.game, canary.model_no), canary.at_s)
-        return len(compared_with_champion(settled, self._context.keeper.bounds))
+        drawn = of_trial(settled, canary.first_no)
+        return len(compared_with_champion(drawn, self._context.keeper.bounds))
+
+    def _not_compared(self, now: Catalogue, canary: Alias | None) -> dict[str, int]:
+        """Episodes whose draw was not believed, by reason, or is of a trial before this one."""
+        reasons = self._context.store_stats.not_compared(self.game)
+        if canary is not None and canary.model_no:
+            champion = model_name(self.game, now.model_of("champion", canary.schema))
+            n_earlier = sum(
+                0 < episode.entry < canary.first_no
+                for episode in self._returns(champion, canary.at_s)
+            )
+            if n_earlier:
+                reasons["earlier_trial"] = n_earlier
+        return reasons
 
     def _settled_returns(self, schema: str) -> Returns:
         """Episodes of a model before which none started that is still played."""
@@ -660,6 +674,7 @@ class GameLearner:
             # Above 0: it replaces the champion after a forget, and need not be better.
             "canary_margin": self._margin(now, on_trial.model_no) if on_trial and canary else 0.0,
             "control": control.model_no if control else 0,
+            "not_compared": self._not_compared(now, on_trial),
             **(context.store_stats.progress(self.game, spec.schema) if spec else {}),
             "skills": self._skills(now, spec.schema) if spec else {},
             "forgotten": self._forgotten(now, spec.schema) if spec else "",

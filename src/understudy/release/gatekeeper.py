@@ -254,12 +254,12 @@ class Gatekeeper:
                 game, "canary", schema=canary.schema, why=why, epoch=epoch, seen={"canary": canary}
             )
             return None
-        canary_episodes, champion_episodes = (
-            returns(model_name(game, number), canary.at_s) for number in (canary.model_no, champion)
-        )
         control = now.control_of(canary)
-        control_episodes = (
-            returns(model_name(game, control.model_no), canary.at_s) if control is not None else ()
+        canary_episodes, champion_episodes, control_episodes = (
+            gate.of_trial(returns(model_name(game, number), canary.at_s), canary.first_no)
+            if number
+            else []
+            for number in (canary.model_no, champion, control.model_no if control else 0)
         )
         trial_no = now.trials[canary.schema]
         compared = (

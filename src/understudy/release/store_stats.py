@@ -5,6 +5,11 @@ counts if it is complete from its first step to its end: for a model if the epis
 model and no person or script decided in it, for people if they made every decision. Episodes at a
 skill are counted apart from those of a bot as released, and those at a temperature, or of a bot
 that explores, not at all.
+
+The bot of an episode that the gate compares was drawn by a gateway: the note has its ticket, which
+must be sealed for this game, schema and model, and counts once. Episodes with any other ticket, or
+with a probability that only the client states, count as if their bot had not been drawn, and by
+the reason in `not_compared`.
 """
 
 import math
@@ -15,9 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from understudy.core.errors import Refused
 from understudy.experience.chunk import By, Chunk, RowKind
 from understudy.experience.frame import FrameKind
 from understudy.experience.session import tombstone_of
+from understudy.experience.ticket import Ticket, TicketSeal
 from understudy.learn.outliers import believable, is_believable
 from understudy.models.calibration import SkillPlayed
 from understudy.models.gate import Played
@@ -38,6 +45,8 @@ _NEWEST_EPISODES = 1_024
 _MAX_MODELS = 64
 _MAX_FORGETS = 1_024
 """Newest `forget` events that are kept for each schema."""
+_MAX_USED = 16_384
+"""Tickets of each schema that are remembered, the newest, so that each counts once."""
 _ALL_PLAYERS = -1
 """The bits of all players."""
 _PAUSED_S = 600.0
@@ -61,14 +70,16 @@ class _Open:
     """Whether no person or script has decided so far."""
     is_persons: bool = True
     """Whether people have made every decision so far."""
-    propensity: float | None = None
-    """The probability with which the model was drawn, if there were several."""
+    ticket: str | None = None
+    """The gateway's draw of the model, if there were several."""
     is_released: bool = True
     """Whether the bot has played as released so far, at no skill or temperature."""
     skill: str | None = None
     noise: float | None = None
     schema: str = ""
     player: str = ""
+    is_unsealed: bool = False
+    """Whether the client states a probability without a ticket."""
 
 
 @dataclass(slots=True)
@@ -89,8 +100,14 @@ class Recorded:
 class StoreStats:
     """Statistics of all games of one store, which `follow` brings up to date; not thread-safe."""
 
-    def __init__(self, follower: StoreFollower) -> None:
+    def __init__(self, follower: StoreFollower, seal: TicketSeal | None = None) -> None:
+        """Without `seal`, no ticket is valid."""
         self._follower = follower
+        self._seal = seal
+        self._used: dict[str, dict[str, None]] = {}
+        """The ids of used tickets by schema, oldest first."""
+        self._not_compared: dict[str, Counter[str]] = {}
+        """By game and reason."""
         self.position = ReaderPosition()
         self.read_no = 0
         """The highest arrival number that was read."""
@@ -212,6 +229,15 @@ class StoreStats:
             },
         }
 
+    def not_compared(self, game: str) -> dict[str, int]:
+        """The number of episodes whose draw was not believed, by reason.
+
+        `unsealed`: a probability without a ticket, as clients of earlier versions state it.
+        `malformed_ticket`, `forged_ticket`: no gateway of this deployment sealed it for this game
+        and schema. `other_model`: another one was drawn. `expired`, `reused`.
+        """
+        return dict(self._not_compared.get(game, {}))
+
     def _mean(self, model: str, n_episodes: int) -> float:
         """A model's mean return over the episodes that are kept, computed once for each number."""
         known = self._means.get(model)
@@ -309,13 +335,15 @@ class StoreStats:
             running.player = player_hash(tombstone_of(item.frame.player))
             running.total += float(columns["reward"][rows][is_step].astype(np.float64).sum())
             # The first chunks of an episode may lack the model: a client names it once it decides.
-            if running.model is not None and (note.model, note.noise) != (
+            if running.model is not None and (note.model, note.noise, note.ticket) != (
                 running.model,
                 running.noise,
+                running.ticket,
             ):
                 running.is_whole = False
             running.model = note.model or running.model
-            running.propensity = note.propensity or running.propensity
+            running.ticket = note.ticket or running.ticket
+            running.is_unsealed |= note.propensity is not None
             running.is_released &= note.is_released_play
             running.skill = note.skill
             running.noise = note.noise
@@ -340,9 +368,7 @@ class StoreStats:
     def _count(self, item: Stored, chunk: Chunk, ended: _Open, *, row: int) -> None:
         if not ended.is_whole:
             return
-        played = Played(
-            item.arrival_no, ended.started_s, ended.total, ended.player, row, ended.propensity
-        )
+        played = Played(item.arrival_no, ended.started_s, ended.total, ended.player, row)
         if ended.model is None:
             first = self._people.setdefault(chunk.meta.schema, [])
             if ended.is_persons and len(first) < _FIRST_EPISODES:
@@ -365,10 +391,40 @@ class StoreStats:
                 self._counts.pop(oldest, None)
                 self._means.pop(oldest, None)
         self._counts[ended.model] = self._counts.get(ended.model, 0) + 1
+        if ticket := self._ticket(chunk.meta.game, ended):
+            played = played._replace(propensity=ticket.propensity, entry=ticket.entry)
         episodes = self._played.setdefault(ended.model, [])
         episodes.append(played)
         if len(episodes) > _MAX_EPISODES:
             del episodes[_FIRST_EPISODES]
+
+    def _ticket(self, game: str, ended: _Open) -> Ticket | None:
+        """Use the ticket of an episode that counts; None, and counted, if it is not valid."""
+        why = "unsealed" if ended.is_unsealed else ""
+        ticket = None
+        if ended.ticket is not None and self._seal is not None:
+            try:
+                ticket = self._seal.open(ended.ticket, game=game, schema=ended.schema)
+                why = self._why_invalid(ticket, game, ended)
+            except Refused as error:
+                why = error.reason
+        if why:
+            self._not_compared.setdefault(game, Counter())[why] += 1
+            return None
+        if ticket is not None:
+            used = self._used.setdefault(ended.schema, {})
+            used[ticket.id] = None
+            if len(used) > _MAX_USED:
+                del used[next(iter(used))]
+        return ticket
+
+    def _why_invalid(self, ticket: Ticket, game: str, ended: _Open) -> str:
+        """Why a sealed ticket does not count for an episode; empty if it does."""
+        if ended.model != f"{game}/{ticket.model_no}":
+            return "other_model"
+        if ended.started_s > ticket.expires_s:
+            return "expired"
+        return "reused" if ticket.id in self._used.get(ended.schema, ()) else ""
 
     def _count_skilled(self, model: str, played: SkillPlayed) -> None:
         while model not in self._skilled and len(self._skilled) >= _MAX_MODELS:
@@ -397,6 +453,8 @@ class StoreStats:
                 for model, played in self._skilled.items()
             },
             "counts": self._counts,
+            "used_tickets": {schema: list(used) for schema, used in self._used.items()},
+            "not_compared": self._not_compared,
             "unread_players": hex(self._unread_players),
             "unread_forgotten": self._unread_forgotten,
             "schemas": {
@@ -422,6 +480,20 @@ class StoreStats:
             {name: [Played(*fields) for fields in played] for name, played in state[kind].items()}
             for kind in ("played", "people")
         )
+        self._used = {
+            schema: dict.fromkeys(used) for schema, used in state.get("used_tickets", {}).items()
+        }
+        self._not_compared = {
+            game: Counter(reasons) for game, reasons in state.get("not_compared", {}).items()
+        }
+        if "used_tickets" not in state:
+            # An earlier version believed what clients state.
+            for episode in self._open.values():
+                episode.ticket = None
+            self._played = {
+                model: [episode._replace(propensity=None) for episode in played]
+                for model, played in self._played.items()
+            }
         # A file of an earlier version has neither of these.
         self._newest_people = {
             schema: deque((Played(*fields) for fields in played), _NEWEST_EPISODES)

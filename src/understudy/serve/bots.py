@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -12,17 +13,20 @@ import msgspec
 import numpy as np
 import structlog
 
+from understudy.core.clock import Clock
 from understudy.core.errors import Corrupt, Refused, StorageFailed
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec, random_action
 from understudy.experience.skill import DEFAULT_NOISE, BotSkill, bot_skill
+from understudy.experience.ticket import TicketSeal
 from understudy.experience.writer import check_mask, obs_writer
 from understudy.models.catalogue import Alias, Catalogue, live_models
 from understudy.models.manifest import open_policy
 from understudy.models.registry import Registry
+from understudy.models.trial import Trial, draw_tickets, trial_of
 from understudy.nn.heads import env_actions, masked
 from understudy.nn.policy import Policy
-from understudy.ports import LiveModels
+from understudy.ports import LiveModels, TicketBatch
 from understudy.serve.wire import Acted, Advice, Advised, Ask, read_numbers
 
 _log = structlog.get_logger("understudy.gateway")
@@ -47,8 +51,10 @@ class ServedModels:
     model_no: int = 0
     raw: bytes = b""
     """The bytes of the policy, as signed."""
-    canary_no: int = 0
-    control_no: int = 0
+    others: Mapping[int, Policy] = field(default_factory=dict)
+    """The policies of canary and control, by model number."""
+    trial: Trial | None = None
+    """Between which of them bots are drawn; None without a canary."""
     noise: Mapping[str, float] = field(default_factory=lambda: DEFAULT_NOISE)
     """The noise of each skill below `hard`."""
     damage: str = ""
@@ -223,18 +229,21 @@ class ServedBots:
             if opened is None:
                 return None
             policy, raw = opened
-        if (
-            canary is not None
-            and canary.model_no != before.canary_no
-            and not self._opened(now, canary.model_no, before)
-        ):
+        others: dict[int, Policy] = {}
+
+        def has(model_no: int) -> bool:
+            """Whether a model is intact, which is then in `others`."""
+            other = before.others.get(model_no)
+            if other is None and (opened := self._opened(now, model_no, before)):
+                other = opened[0]
+            if other is not None:
+                others[model_no] = other
+            return other is not None
+
+        if canary is not None and not has(canary.model_no):
             canary = None
         control = now.control_of(canary)
-        if (
-            control is not None
-            and control.model_no != before.control_no
-            and not self._opened(now, control.model_no, before)
-        ):
+        if control is not None and not has(control.model_no):
             control = None
         if canary is not None:
             canary = replace(canary, control=control)
@@ -244,8 +253,8 @@ class ServedBots:
             policy=policy,
             model_no=number,
             raw=raw,
-            canary_no=canary.model_no if canary else 0,
-            control_no=control.model_no if control else 0,
+            others=others,
+            trial=trial_of(now, champion, canary),
             noise=noise.noise if (noise := now.noise.get(champion.schema)) else DEFAULT_NOISE,
         )
 
@@ -282,12 +291,64 @@ class _Question:
     answer: "asyncio.Future[Any]"
 
 
-class PolicyServer:
-    """Answers `act` and `advise` with the champion of the spec's schema, computed in a thread."""
+class TicketIssuer:
+    """Draws the bots of new episodes while a canary is on trial, as sealed tickets."""
 
-    def __init__(self, bots: ServedBots, rng: np.random.Generator, *, within_s: float) -> None:
+    def __init__(
+        self, bots: ServedBots, seal: TicketSeal, clock: Clock, rng: random.Random | None = None
+    ) -> None:
+        self._bots = bots
+        self._seal = seal
+        self._clock = clock
+        self._rng = rng or random.SystemRandom()
+
+    async def draw(
+        self, game: str, n: int, *, schema: str | None, with_control: bool
+    ) -> TicketBatch:
+        """Return this many tickets of a schema's trial; none without a trial."""
+        trial = (await self._bots.now(game, schema)).trial
+        return self._drawn(trial, n, with_control=with_control)
+
+    def choose(self, served: ServedModels, ask: Ask) -> tuple[Policy, int, str | None]:
+        """Return the policy that answers a request, its model number, and its ticket if it has one.
+
+        With `draw` it is drawn, and with a ticket it is that one's, as long as it is live.
+        Otherwise it is the champion. Refused if the ticket is not valid.
+        """
+        assert served.policy is not None
+        policies = {served.model_no: served.policy, **served.others}
+        # A policy that needs the last observations cannot play here.
+        can_draw = all(policy.stack == 1 for policy in policies.values())
+        game = served.policy.game
+        if ask.ticket is not None:
+            ticket = self._seal.open(ask.ticket, game=game.game, schema=game.schema)
+            if can_draw and ticket.model_no in policies:
+                return policies[ticket.model_no], ticket.model_no, ask.ticket
+        elif ask.draw and can_draw and served.trial is not None:
+            (drawn,) = self._drawn(served.trial, 1, with_control=True).tickets
+            return policies[drawn.model_no], drawn.model_no, drawn.ticket
+        return served.policy, served.model_no, None
+
+    def _drawn(self, trial: Trial | None, n: int, *, with_control: bool) -> TicketBatch:
+        return draw_tickets(
+            trial,
+            self._seal,
+            n,
+            now_s=self._clock.now(),
+            rng=self._rng,
+            with_control=with_control,
+        )
+
+
+class PolicyServer:
+    """Answers `act` and `advise` with a bot of the spec's schema, computed in a thread."""
+
+    def __init__(
+        self, bots: ServedBots, rng: np.random.Generator, tickets: TicketIssuer, *, within_s: float
+    ) -> None:
         self._bots = bots
         self._rng = rng
+        self._tickets = tickets
         self._within_s = within_s
         # A thread of its own, since a decision must not wait for the disk.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="understudy-decider")
@@ -296,7 +357,7 @@ class PolicyServer:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def act(self, specs: Sequence[GameSpec], ask: Ask) -> Acted:
-        """Return the champion's action; a random valid one if the champion cannot decide.
+        """Return the bot's action, by default the champion's; a random valid one if it cannot.
 
         Of several specs, the newest that has a champion decides; if that is not known in time, the
         last one that the observation fits.
@@ -319,11 +380,17 @@ class PolicyServer:
                 if why := no_decision_reason(served, spec):
                     return self._fallback(spec, mask, why)
                 skill = skill and skill.with_noise(served.noise)
+                policy = served.policy
+                model_no = served.model_no
+                ticket = None
+                if skill is None:
+                    policy, model_no, ticket = self._tickets.choose(served, ask)
+                assert policy is not None
                 is_best = ask.deterministic
                 if is_best is None:
                     is_best = ask.temperature is None
                 action = await self._ask(
-                    served, columns, mask=mask, deterministic=is_best, skill=skill
+                    policy, columns, mask=mask, deterministic=is_best, skill=skill
                 )
         except TimeoutError:
             mask = _action_mask(spec, ask.action_mask)
@@ -331,7 +398,7 @@ class PolicyServer:
         if action is None:
             return self._fallback(spec, mask, "the bot failed")
         noise = msgspec.UNSET if skill is None or skill.noise is None else skill.noise
-        return Acted(action=action, model_no=served.model_no, noise=noise)
+        return Acted(action=action, model_no=model_no, noise=noise, ticket=ticket or msgspec.UNSET)
 
     async def _served(self, game: str, schema: str | None = None) -> ServedModels:
         # Shielded, so that a first read of the registry completes for the next requests.
@@ -363,7 +430,7 @@ class PolicyServer:
 
     def _ask(
         self,
-        served: ServedModels,
+        policy: Policy,
         obs: dict[str, Array],
         *,
         mask: Array | None,
@@ -372,8 +439,7 @@ class PolicyServer:
     ) -> "asyncio.Future[Any]":
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        assert served.policy is not None
-        self._waiting.append(_Question(served.policy, obs, mask, deterministic, skill, answer))
+        self._waiting.append(_Question(policy, obs, mask, deterministic, skill, answer))
         if len(self._waiting) >= MAX_BATCH:
             self._decide()
         elif self._gathering is None:

@@ -23,7 +23,7 @@ from understudy.experience.game import GameSpec, spec_from_json
 from understudy.models.catalogue import Catalogue
 from understudy.models.keys import Key
 from understudy.models.manifest import Manifest
-from understudy.ports import LiveModels, refused_ack
+from understudy.ports import LiveModels, TicketBatch, refused_ack
 from understudy.serve import wire
 from understudy.serve.api import JSON, Answer, ApiRoute, Call
 from understudy.serve.bots import newest_of
@@ -158,10 +158,25 @@ async def show_bot(call: Call) -> Answer:
     return Answer(b"", 204) if served is None else Answer(served.bot)
 
 
+async def draw_tickets(call: Call) -> Answer:
+    """Draw the bots of a client's next episodes between those of the trial, if there is one."""
+    request = call.read(wire.TicketRequest)
+    schema = await _registered(call, request.schema)
+    return Answer(
+        await call.gateway_state.tickets.draw(
+            call.game, request.n, schema=schema, with_control=request.control
+        )
+    )
+
+
 async def _schema(call: Call) -> str | None:
     """Return the registered schema that the query names; None without one."""
+    return await _registered(call, call.query_params.get("schema"))
+
+
+async def _registered(call: Call, schema: str | None) -> str | None:
+    """Return a schema, or None without one; Refused unless it is registered."""
     specs = await call.gateway_state.specs.of(call.game)
-    schema = call.query_params.get("schema")
     if schema is not None and schema not in specs:
         raise Refused(
             "not_registered",
@@ -353,6 +368,16 @@ ROUTES = (
         gives=LiveModels,
         waits=True,
         has_schema=True,
+    ),
+    ApiRoute(
+        "POST",
+        _GAME + "/tickets",
+        "play",
+        draw_tickets,
+        "Draw the bots of the next episodes",
+        takes=wire.TicketRequest,
+        gives=TicketBatch,
+        max_bytes=16 * _KIB,
     ),
     ApiRoute(
         "GET",

@@ -23,10 +23,11 @@ from understudy.core.signed import Trusted, public_key_text
 from understudy.core.wording import joined
 from understudy.experience.frame import MAX_FRAME_BATCH_BYTES
 from understudy.experience.game import GameSpec
+from understudy.experience.ticket import TicketSeal
 from understudy.models.keys import Key, Keys
 from understudy.models.registry import Registry
 from understudy.ports import Ack, Stream
-from understudy.serve.bots import PolicyServer, ServedBots
+from understudy.serve.bots import PolicyServer, ServedBots, TicketIssuer
 from understudy.serve.intake import Admission, Admitted, Appender
 
 T = TypeVar("T")
@@ -437,6 +438,7 @@ class GatewayState:
     appender: Appender = field(init=False)
     specs: SpecCache = field(init=False)
     bots: ServedBots = field(init=False)
+    tickets: TicketIssuer = field(init=False)
     decider: PolicyServer = field(init=False)
     metrics: Metrics = field(init=False)
     _quotas: dict[str, Quota] = field(default_factory=dict, init=False)
@@ -454,8 +456,12 @@ class GatewayState:
             trust=[public_key_text(public) for public in self.trusted.values()],
             follow_every_s=self.config.follow_every_s,
         )
+        self.tickets = TicketIssuer(self.bots, TicketSeal(self.deployment_key), self.clock)
         self.decider = PolicyServer(
-            self.bots, np.random.default_rng(), within_s=self.config.decide_within_s
+            self.bots,
+            np.random.default_rng(),
+            self.tickets,
+            within_s=self.config.decide_within_s,
         )
         self.metrics = Metrics(lambda: self.appender.waiting_bytes)
 

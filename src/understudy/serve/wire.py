@@ -11,11 +11,13 @@ from understudy.core.errors import Refused
 from understudy.core.wording import shortened
 from understudy.experience.frame import MAX_COUNT
 from understudy.experience.skill import MAX_TEMPERATURE
-from understudy.ports import Ack
+from understudy.experience.ticket import MAX_TICKET_CHARS
+from understudy.ports import MAX_TICKETS, Ack
 
 Text = Annotated[str, Meta(max_length=128)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 """A player's name in the game."""
+TicketText = Annotated[str, Meta(max_length=MAX_TICKET_CHARS)]
 Count = Annotated[int, Meta(ge=0, lt=MAX_COUNT)]
 Schema = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -119,7 +121,9 @@ class Note(Struct, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0)] | None = None
     model: Text | None = None
     propensity: Annotated[float, Meta(gt=0, le=1)] | None = None
-    """The probability with which `model` was drawn for the episode, if there were several."""
+    """The probability with which `model` was drawn, as clients of earlier versions state it."""
+    ticket: TicketText | None = None
+    """The gateway's draw of `model` for the episode, if there were several."""
     skill: Literal["easy", "even"] | None = None
     noise: Annotated[float, Meta(ge=0, le=1)] | None = None
     """The noise of that skill, as the answer to `act` states it."""
@@ -202,6 +206,17 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     """The gate's decision and its reason; empty: not judged yet."""
 
 
+class TicketRequest(Struct, frozen=True, kw_only=True):
+    """A request to draw the bots of the next episodes."""
+
+    schema: Schema | None = None
+    """The schema of the game's spec; by default the newest that has a champion."""
+    n: Annotated[int, Meta(ge=1, le=MAX_TICKETS)] = 64
+    """For how many episodes."""
+    control: bool = True
+    """Whether the client can play the control, too."""
+
+
 # --- Decisions on the server ----------------------------------------------------------------------
 
 
@@ -220,10 +235,14 @@ class Ask(Struct, frozen=True, kw_only=True):
     """How random the bot's choices are; null: as released."""
     schema: Schema | None = None
     """The schema of the observation's spec; by default the newest that has a champion."""
+    draw: bool = False
+    """Whether an episode begins, whose bot is to be drawn if a canary is on trial."""
+    ticket: TicketText | None = None
+    """The ticket that the episode's first answer returned: the same bot decides again."""
 
 
 class Acted(Struct, frozen=True, kw_only=True):
-    """The champion's action, or a random valid one if the champion did not decide."""
+    """The bot's action, or a random valid one if no bot decided."""
 
     action: Any
     model_no: int
@@ -233,6 +252,8 @@ class Acted(Struct, frozen=True, kw_only=True):
     """Why the action is random."""
     noise: float | msgspec.UnsetType = msgspec.UNSET
     """The noise of the requested skill, for the episode's note; absent without a skill."""
+    ticket: str | msgspec.UnsetType = msgspec.UNSET
+    """The draw of the bot, for the episode's note and its next requests; absent without one."""
 
 
 class Advice(Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from understudy.core.errors import Corrupt
 from understudy.core.names import PlayerName
 from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
-from understudy.ports import Ack, Link, LiveModels
+from understudy.ports import Ack, Link, LiveModels, TicketBatch
 
 _MOST_LATENCIES = 20_000
 
@@ -88,6 +88,9 @@ class LedgerLink:
 
     def bot(self, after: int, *, wait_s: float, schema: str | None = None) -> LiveModels | None:
         return self._link.bot(after, wait_s=wait_s, schema=schema)
+
+    def tickets(self, n: int, *, schema: str, with_control: bool = True) -> TicketBatch:
+        return self._link.tickets(n, schema=schema, with_control=with_control)
 
     def policy(self, model_no: int) -> bytes:
         return self._link.policy(model_no)

@@ -29,6 +29,7 @@ from understudy.ports import (
     SessionInfo,
     Stream,
     Tail,
+    TicketBatch,
     WriteBatch,
 )
 
@@ -160,6 +161,11 @@ class FaultyLink:
         if self._dice(self._faults.lose_answer):
             raise self._error()
         return self._inner.bot(after, wait_s=wait_s, schema=schema)
+
+    def tickets(self, n: int, *, schema: str, with_control: bool = True) -> TicketBatch:
+        if self._dice(self._faults.lose_answer):
+            raise self._error()
+        return self._inner.tickets(n, schema=schema, with_control=with_control)
 
     def policy(self, model_no: int) -> bytes:
         return self._inner.policy(model_no)

@@ -14,9 +14,10 @@ from understudy.core.signed import open_signed, trusted_keys
 from understudy.experience.chunk import Chunk
 from understudy.experience.frame import CloseReport, Frame, close_frame
 from understudy.experience.game import GameSpec
+from understudy.experience.ticket import MAX_TICKET_CHARS
 from understudy.models.manifest import manifest_from_json, open_policy
 from understudy.nn.policy import Policy
-from understudy.ports import Link
+from understudy.ports import MAX_TICKETS, Link
 from understudy.testing.samples import cart_spec, random_session
 
 ADA = player_name("ada")
@@ -130,6 +131,27 @@ class LinkContract:
         document = open_signed(models.canary.encode(), trusted_keys(*models.trust))
         assert document["model_no"] == number
         assert 0.0 < models.canary_share <= 0.5
+        link.close()
+
+    def test_tickets_draw_between_the_bots_of_a_trial(self) -> None:
+        link = self._registered()
+        champion = self.release(self.random_policy())
+        assert link.tickets(1, schema=self.spec.schema).tickets == ()
+        canary = self.release(self.random_policy(), "canary")
+        models = link.bot(0, wait_s=5.0, schema=self.spec.schema)
+        while models is not None and models.canary is None:
+            models = link.bot(models.number, wait_s=5.0, schema=self.spec.schema)
+        assert models is not None
+        assert models.canary is not None
+        batches = [link.tickets(n, schema=self.spec.schema) for n in (1, MAX_TICKETS)]
+        entry = open_signed(models.canary.encode(), trusted_keys(*models.trust))["number"]
+        assert [batch.entry for batch in batches] == [entry] * 2
+        assert [len(batch.tickets) for batch in batches] == [1, MAX_TICKETS]
+        drawn = [ticket for batch in batches for ticket in batch.tickets]
+        assert {ticket.model_no for ticket in drawn} == {champion, canary}
+        assert len({ticket.ticket for ticket in drawn}) == len(drawn)
+        assert all(0 < len(ticket.ticket) <= MAX_TICKET_CHARS for ticket in drawn)
+        assert all(batch.valid_s > 0 for batch in batches)
         link.close()
 
     def test_each_schema_has_its_own_live_models(self) -> None:

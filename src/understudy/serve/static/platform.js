@@ -83,7 +83,7 @@ export class Platform {
   }
 
   /**
-   * Draws the bot for a serve that starts now: the champion, or a canary with its share; null while there is none.
+   * The bot for a serve that starts now: the champion, or what the gateway drew; null while there is none.
    * @returns {import("./opponents.js").Bot | null}
    */
   pickBot() {
