@@ -409,5 +409,8 @@ def _with_rows(chunk: Chunk, is_kept: NDArray[np.bool_]) -> Chunk | None:
         if is_kept[note.row]
     )
     columns = {name: column[is_kept] for name, column in chunk.columns.items()}
+    if not is_kept[-1] and columns["row"][-1] == RowKind.BOOTSTRAP:
+        # The next chunk continues an episode that is left out here, not this one.
+        notes = (*notes[:-1], replace(notes[-1], cut=True))
     n_steps = int((columns["row"] == RowKind.STEP).sum())
     return Chunk(replace(chunk.meta, n_steps=n_steps, episodes=notes), columns)
