@@ -174,7 +174,7 @@ class LearnerRole:
             earlier.rename(self._folder)
         make_folder(self._folder)
         write_file(before, here.encode())
-        self._follower = StoreFollower(self._data.store)
+        self._follower = StoreFollower(self._data.store, clock=self._clock)
         stats = StoreStats(self._follower)
         path = self._folder / "store_stats.json"
         if path.exists():
