@@ -19,7 +19,13 @@ from understudy.algorithm import Batch, Transitions
 from understudy.core.errors import ConfigError
 from understudy.experience.game import game_spec
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
-from understudy.learn.best_episodes import least_return, pieces_of, returns_of, rows_from
+from understudy.learn.best_episodes import (
+    known_returns,
+    least_return,
+    pieces_of,
+    returns_of,
+    rows_from,
+)
 from understudy.learn.learner import Learner, LearnerConfig
 from understudy.learn.replay import HostReplay, ReplayConfig, ReplaySource
 
@@ -47,7 +53,8 @@ def test_the_rows_of_the_best_whole_episodes_are_kept(delivered: list[Piece], sh
     chunks = {piece.chunk().meta.id: piece.chunk() for piece in delivered}
     pieces = {key: pieces_of(chunk) for key, chunk in chunks.items()}
     returns = returns_of(pieces, max_reward=math.inf)
-    best = rows_from(pieces, returns, least_return(pieces, returns, share))
+    least = least_return(known_returns(pieces, returns), share)
+    best = rows_from(pieces, returns, least)
     kept = {
         int(moment)
         for key, chunk in chunks.items()
@@ -102,6 +109,7 @@ def test_only_whole_episodes_count_and_those_of_several_chunks_with_all_their_re
     play(source, 5, [0.0])
     play(source, 6, [0.5])
     assert drawn(source) == {(0, 0), (1, 0), (1, 1)}
+    assert source.metrics == {"best_episodes": 2, "known_episodes": 4}
     play(source, 2, [0.0], chunk_no=1, is_first=False)
     assert drawn(source) == {(1, 0), (1, 1), (2, 0), (2, 1), (0, 0)}
 

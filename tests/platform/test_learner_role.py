@@ -40,6 +40,7 @@ from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.intake import key_file
 from understudy.experience.spaces import Box
 from understudy.learn import held_out
+from understudy.learn.algorithms.bc import Bc
 from understudy.learn.algorithms.iql import Iql
 from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds
@@ -318,6 +319,8 @@ def test_a_clone_of_the_best_episodes_is_released(quick_path: Path):
     assert not status["error"]
     lineage = made.registry().catalogue("walk").models[1].lineage
     assert "best_share = 0.5" in lineage.config["settings"]
+    n_best, n_known = (lineage.metrics[f"{name}_episodes"] for name in ("best", "known"))
+    assert n_known / 2 <= n_best <= n_known <= 300
 
 
 @pytest.mark.parametrize("centre", ["obs 9", "obs obs.x,obs.y"])
@@ -756,6 +759,49 @@ def test_a_ranking_that_was_killed_is_computed_again_with_the_same_result(
     resumed = again.registry().catalogue("cart").models[2]
     assert resumed.lineage.config == whole.lineage.config
     assert resumed.policy_sha256 == whole.policy_sha256
+
+
+def test_a_clone_that_cannot_be_trained_ends_the_ranking_and_is_not_a_failure_of_iql(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
+    made.play(person(0.5), 60)
+    step = FromStore.step
+
+    def fails(engine: FromStore) -> bool:
+        if isinstance(engine.learner.algorithm, Bc):
+            raise ConfigError("no recorded episode is whole")
+        return step(engine)
+
+    with structlog.testing.capture_logs() as logs, role_of(made, RANKED) as role:
+        while role.status()["games"].get("cart", {}).get("champion") != 1:
+            assert role.step()
+        monkeypatch.setattr(FromStore, "step", fails)
+        status = until_idle(role)
+    assert (status["canary"], status["phase"]) == (2, "iql")
+    assert (status["error"], status["failing"], status["gave_up"]) == ("", "", "")
+    lineage = made.registry().catalogue("cart").models[2].lineage
+    assert (lineage.algorithm, "ranking" in lineage.config) == ("iql", False)
+    (why,) = (log["why"] for log in logs if log["event"] == "not_ranked")
+    assert why == "no clone was trained: no recorded episode is whole"
+
+
+def test_the_weights_of_iqls_candidates_continue_in_turn_after_a_restart_of_the_process(
+    made: Recording,
+):
+    config = replace(WITH_IQL, schedule=replace(WITH_IQL.schedule, growth=1.1, iql_updates=64))
+    made.play(person(0.5), 60)
+    for number in (2, 3, 4):
+        with role_of(made, config) as role:  # trains a part of the candidate
+            while (status := role.status()["games"].get("cart", {})).get("updates") != 32 or (
+                status["phase"] != "iql"
+            ):
+                assert role.step()
+            role._games.clear()  # as after kill -9: nothing is saved or closed
+        with role_of(made, config) as role:
+            assert until_idle(role)["canary"] == number
+        made.play(person(0.5), 100)
+    models = made.registry().catalogue("cart").models
+    assert [weight_of(models[number]) for number in (2, 3, 4)] == [1.5, 0.5, 1.5]
 
 
 @pytest.mark.parametrize("has_begun", [False, True])

@@ -516,6 +516,21 @@ def test_a_store_without_a_whole_episode_has_none_of_the_best(store: Path):
         one.step()
 
 
+def test_the_error_without_a_whole_episode_names_the_steps_that_are_held_out(tmp_path: Path):
+    for number in range(5):  # the only whole episode is the last one of its player
+        chunk = whole_episode(0, 1.0, number=number)
+        chunk.columns["is_first"][0] = number in (0, 4)
+        if number < 4:
+            chunk = of_player(0, "granted", number)
+        put(tmp_path, chunk)
+    with contextlib.closing(clone(tmp_path, best_share=0.25)) as one:
+        assert one.step()
+        assert one._source.metrics == {"best_episodes": 1, "known_episodes": 1}
+        one.hold_out()
+        with pytest.raises(ConfigError, match="is whole, so best_share.*; 12 steps are held out"):
+            one.step()
+
+
 # --- Held-out steps -------------------------------------------------------------------------------
 
 

@@ -94,14 +94,16 @@ def _continued(key: ChunkId, pieces: Mapping[ChunkId, Pieces]) -> list[ChunkId]:
             return []
 
 
-def least_return(
-    pieces: Mapping[ChunkId, Pieces], returns: Mapping[ChunkId, Floats], share: float
-) -> float:
-    """The lowest return among the best share of the episodes; infinity if no return is known."""
+def known_returns(pieces: Mapping[ChunkId, Pieces], returns: Mapping[ChunkId, Floats]) -> Floats:
+    """The returns of all episodes whose return is known, in ascending order."""
     every = np.concatenate(
         [np.empty(0), *(returns[key][own.is_start] for key, own in pieces.items())]
     )
-    known = np.sort(every[~np.isnan(every)])
+    return np.sort(every[~np.isnan(every)])
+
+
+def least_return(known: Floats, share: float) -> float:
+    """The lowest return among the best share of the episodes; infinity if no return is known."""
     if not len(known):
         return math.inf
     # The tolerance is for rounding: 0.07 * 100 is 7.000000000000001.

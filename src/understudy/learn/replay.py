@@ -23,6 +23,7 @@ from understudy.experience.chunk import Chunk, ChunkId, people_rows
 from understudy.experience.game import GameSpec
 from understudy.learn.best_episodes import (
     Pieces,
+    known_returns,
     least_return,
     pieces_of,
     returns_of,
@@ -613,6 +614,9 @@ class ReplaySource:
     """The pieces of episodes in each chunk, if only the best episodes are drawn from."""
     least_return: float = -math.inf
     """The lowest return of the episodes that are drawn from, when the weights were computed."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """`best_episodes` and `known_episodes`, if only the best episodes are drawn from: how many are,
+    and of how many the return is known."""
     _weighed: int | None = None
     """Edits of the replay when these weights were computed."""
     _drawn: Drawn | None = None
@@ -701,12 +705,15 @@ class ReplaySource:
         if best_share == 1:
             return None
         returns = returns_of(self._pieces, max_reward=self.max_reward)
-        self.least_return = least_return(self._pieces, returns, best_share)
+        known = known_returns(self._pieces, returns)
+        self.least_return = least_return(known, best_share)
         if self.least_return == math.inf:
             raise ConfigError(
                 f"no recorded episode is whole, so best_share={best_share} has none to choose "
                 "from; record episodes from their first step to their end, or set best_share=1"
             )
+        n_best = int((known >= self.least_return).sum())
+        self.metrics = {"best_episodes": n_best, "known_episodes": len(known)}
         return rows_from(self._pieces, returns, self.least_return)
 
     def _note(self, chunk: Chunk) -> None:

@@ -311,28 +311,25 @@ class GameLearner:
     def _rank(self, training: GameTraining) -> None:
         """Train a clone, rank its candidates with those of iql, and release the best; by steps.
 
-        After a restart, the ranking starts anew; the clone continues from its checkpoint.
+        After a restart, the ranking starts anew; the clone continues from its checkpoint. If the
+        clone cannot be trained, iql is released without a ranking.
         """
         context = self._context
         schedule = context.config.schedule
-        clone = self._clone
-        if clone is None:
-            training.save_if_moved()
-            clone = self._clone = self._create_training(training.spec, "bc")
-            clone.engine.follow()
-            forgotten = context.store_stats.forgotten(self.game, training.spec.schema)
-            if clone.updates and clone.marks.read_no < max(forgotten, default=0):
-                clone.renew()
-        if clone.engine.n_usable < schedule.first_steps:  # people's steps were erased
+        try:
+            clone = self._clone_beside(training)
+            if clone.updates < schedule.bc_updates or clone.marks.updates:
+                clone.step(is_first=False)
+                if context.clock.monotonic() - clone.saved_s >= context.config.checkpoint_every_s:
+                    clone.save_if_moved()
+                made = f"{clone.updates} of {schedule.bc_updates} updates"
+                self._next = Next("train", f"{made} of a clone, to rank with iql")
+                return
+        except (LearningFailed, ConfigError) as error:
+            why = shortened(str(error), 500)
+            _log.warning("not_ranked", game=self.game, why=f"no clone was trained: {why}")
             self._end_ranking()
             self._release(training, training.candidate, training.lineage())
-            return
-        if clone.updates < schedule.bc_updates or clone.marks.updates:
-            clone.step(is_first=False)
-            if context.clock.monotonic() - clone.saved_s >= context.config.checkpoint_every_s:
-                clone.save_if_moved()
-            why = f"{clone.updates} of {schedule.bc_updates} updates of a clone, to rank with iql"
-            self._next = Next("train", why)
             return
         if self._ranking is None:
             self._ranking = CandidateRanking(
@@ -359,6 +356,23 @@ class GameLearner:
         clone.ranked()
         self._end_ranking()
         self._release(training, policy, lineage)
+
+    def _clone_beside(self, training: GameTraining) -> GameTraining:
+        """The training of the clone that is ranked; ConfigError if people have too few steps."""
+        clone = self._clone
+        if clone is None:
+            training.save_if_moved()
+            clone = self._clone = self._create_training(training.spec, "bc")
+            clone.engine.follow()
+            forgotten = self._context.store_stats.forgotten(self.game, training.spec.schema)
+            if clone.updates and clone.marks.read_no < max(forgotten, default=0):
+                clone.renew()
+        n_steps = clone.engine.n_usable
+        first_steps = self._context.config.schedule.first_steps
+        if n_steps < first_steps:
+            # Some were erased.
+            raise ConfigError(f"{n_steps} of {first_steps} steps of people with consent are left")
+        return clone
 
     def _end_ranking(self) -> None:
         self._ranking = None

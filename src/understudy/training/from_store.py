@@ -129,11 +129,23 @@ class FromStore:
                 "rejected; record with consent='granted', or check the game and its schema"
             )
         began_s = self._clock.monotonic()
-        self._source.measure(self._owners)
+        self._measure()
         calls = learner.counts.calls
         is_sound = learner.run(lambda: learner.counts.calls > calls, self)
         self._max_read_s = max(MAX_READ_S, self._clock.monotonic() - began_s)
         return is_sound
+
+    def _measure(self) -> None:
+        try:
+            self._source.measure(self._owners)
+        except ConfigError as error:
+            if not self._held_out:
+                raise
+            n_steps = sum(self._held_out.values())
+            raise ConfigError(
+                f"{error}; {n_steps} steps are held out to compare the bot with, so more episodes "
+                "may be all that is missing"
+            ) from None
 
     # --- Callbacks of the learner -----------------------------------------------------------------
 
@@ -158,7 +170,7 @@ class FromStore:
                 version=counts.version,
                 replay_ratio=counts.replay_ratio,
                 lag_versions=0,
-                metrics=metrics,
+                metrics={**metrics, **self._source.metrics},
             )
         )
 
