@@ -527,7 +527,7 @@ def test_the_error_without_a_whole_episode_names_the_steps_that_are_held_out(tmp
         assert one.step()
         assert one._source.metrics == {"best_episodes": 1, "known_episodes": 1}
         one.hold_out()
-        with pytest.raises(ConfigError, match="is whole, so best_share.*; 12 steps are held out"):
+        with pytest.raises(ConfigError, match=r"is whole, so best_share.*; 12 steps are held out"):
             one.step()
 
 
