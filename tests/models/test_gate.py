@@ -586,7 +586,7 @@ def test_a_replacement_exactly_at_the_margin_is_rarely_promoted_and_the_reason_s
     found = compare(*same, BOUNDS, earlier=earlier, margin=0.1)
     assert found.decision == "promote"
     assert found.why.startswith(
-        "not worse by more than 0.1 of the range, as a replacement after forget: mean return "
+        "not worse by more than 0.1 of the range, as a replacement: mean return "
     )
     assert compare(*same, BOUNDS, earlier=earlier).decision == "wait"
     lower = played(np.zeros(400), bot=0), played(np.ones(400), bot=1)
