@@ -19,13 +19,7 @@ from understudy.algorithm import Batch, Transitions
 from understudy.core.errors import ConfigError
 from understudy.experience.game import game_spec
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
-from understudy.learn.best_episodes import (
-    known_returns,
-    least_return,
-    pieces_of,
-    returns_of,
-    rows_from,
-)
+from understudy.learn.best_episodes import least_return, pieces_of, returns_of, rows_from
 from understudy.learn.learner import Learner, LearnerConfig
 from understudy.learn.replay import HostReplay, ReplayConfig, ReplaySource
 
@@ -53,8 +47,7 @@ def test_the_rows_of_the_best_whole_episodes_are_kept(delivered: list[Piece], sh
     chunks = {piece.chunk().meta.id: piece.chunk() for piece in delivered}
     pieces = {key: pieces_of(chunk) for key, chunk in chunks.items()}
     returns = returns_of(pieces, max_reward=math.inf)
-    least = least_return(known_returns(pieces, returns), share)
-    best = rows_from(pieces, returns, least)
+    best = rows_from(pieces, returns, least_return(pieces, returns, share))
     kept = {
         int(moment)
         for key, chunk in chunks.items()

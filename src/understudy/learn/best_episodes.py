@@ -102,8 +102,11 @@ def known_returns(pieces: Mapping[ChunkId, Pieces], returns: Mapping[ChunkId, Fl
     return np.sort(every[~np.isnan(every)])
 
 
-def least_return(known: Floats, share: float) -> float:
+def least_return(
+    pieces: Mapping[ChunkId, Pieces], returns: Mapping[ChunkId, Floats], share: float
+) -> float:
     """The lowest return among the best share of the episodes; infinity if no return is known."""
+    known = known_returns(pieces, returns)
     if not len(known):
         return math.inf
     # The tolerance is for rounding: 0.07 * 100 is 7.000000000000001.

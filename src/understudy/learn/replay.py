@@ -705,13 +705,13 @@ class ReplaySource:
         if best_share == 1:
             return None
         returns = returns_of(self._pieces, max_reward=self.max_reward)
-        known = known_returns(self._pieces, returns)
-        self.least_return = least_return(known, best_share)
+        self.least_return = least_return(self._pieces, returns, best_share)
         if self.least_return == math.inf:
             raise ConfigError(
                 f"no recorded episode is whole, so best_share={best_share} has none to choose "
                 "from; record episodes from their first step to their end, or set best_share=1"
             )
+        known = known_returns(self._pieces, returns)
         n_best = int((known >= self.least_return).sum())
         self.metrics = {"best_episodes": n_best, "known_episodes": len(known)}
         return rows_from(self._pieces, returns, self.least_return)

@@ -309,11 +309,11 @@ class GameLearner:
     def _carry_over(self, now: Catalogue, training: GameTraining) -> None:
         """Release the last schema's champion for this one, where it plays in the same way."""
         model_no = int(training.started_from.rpartition("/")[2])
-        own = training.lineage()
-        lineage = replace(
-            now.models[model_no].lineage, parent=model_no, config=own.config, metrics=own.metrics
-        )
-        self._release(training, training.candidate, lineage)
+        old = now.models[model_no].lineage
+        temperature = old.config.get("temperature", 1.0)
+        own = training.lineage(temperature=temperature)
+        lineage = replace(old, parent=model_no, config=own.config, metrics=own.metrics)
+        self._release(training, training.engine.policy.at_temperature(temperature), lineage)
 
     # --- The ranking ------------------------------------------------------------------------------
 
