@@ -66,26 +66,32 @@ def main() -> int:
     options = parser.parse_args()
     began_s = time.monotonic()
     rows: list[Mapping[str, Any]] = []
-    for path in options.merge or ():
-        rows += json.loads(path.read_text())["rows"]
+    parts = [json.loads(path.read_text()) for path in options.merge or ()]
+    if parts:
+        rows = list(itertools.chain(*(part["rows"] for part in parts)))
+        commits = sorted({part["commit"] for part in parts})
+        _write(options, rows, commits=", ".join(commits), minutes=None)
+        return 0
     cells = itertools.product(options.seeds or (0, 1, 2), options.steps or SIZES, options.games)
-    for seed, n_steps, game in () if options.merge else cells:
+    for seed, n_steps, game in cells:
         row = measured(game, n_steps, seed=seed, episodes=options.episodes)
         rows.append(row)
         print(json.dumps(row), flush=True)
-        _write(options, rows, minutes=(time.monotonic() - began_s) / 60)
-    if options.merge:
-        _write(options, rows, minutes=None)
+        _write(options, rows, commits=commit(), minutes=(time.monotonic() - began_s) / 60)
     return 0
 
 
 def _write(
-    options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], *, minutes: float | None
+    options: argparse.Namespace,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    commits: str,
+    minutes: float | None,
 ) -> None:
     rows = sorted(rows, key=lambda row: (row["game"], row["steps"], row["seed"]))
     head = {
         "format": 1,
-        "commit": commit(),
+        "commit": commits,
         "machine": machine(),
         "load": load_average(),
         "episodes": options.episodes,

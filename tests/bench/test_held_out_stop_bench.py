@@ -40,9 +40,11 @@ def test_likelihoods_are_those_with_which_the_bot_chooses(game: str):
 def test_results_of_several_runs_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     rows = [{"game": game, "steps": 1, "seed": 0} for game in ("b", "a")]
     for row in rows:
-        (tmp_path / row["game"]).write_text(json.dumps({"rows": [row]}))  # type: ignore[operator]
+        part = {"commit": "abc", "rows": [row]}
+        (tmp_path / str(row["game"])).write_text(json.dumps(part))
     out = tmp_path / "out.json"
     words = ["bench", "--merge", str(tmp_path / "b"), str(tmp_path / "a"), "--out", str(out)]
     monkeypatch.setattr("sys.argv", words)
     assert held_out_stop.main() == 0
-    assert json.loads(out.read_text())["rows"] == rows[::-1]
+    merged = json.loads(out.read_text())
+    assert (merged["commit"], merged["rows"]) == ("abc", rows[::-1])
