@@ -1359,6 +1359,37 @@ def test_after_an_update_the_champion_is_carried_over_and_the_next_bot_passes_if
         assert (status["canary"], status["canary_margin"]) == (4, 0.0), "passes once"
 
 
+def test_a_champion_is_carried_over_once_also_after_a_kill(quick_path: Path):
+    made = recording(DataFolder(quick_path), *GROWN)
+    made.play(person(0.5), 12, spec=GROWN[0])
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+        made.play(person(0.5), 12, spec=GROWN[1])
+        while not made.registry().catalogue("cart").model_of("champion", GROWN[1].schema):
+            assert role.step()
+        role._games.clear()  # as after kill -9: nothing is saved or closed
+    with role_of(made, CLONES) as role:
+        status = until_idle(role)
+    assert (status["champion"], status["canary"], status["models"]) == (2, 3, 3)
+    lineage = made.registry().catalogue("cart").models[3].lineage
+    assert (lineage.config["started_from"], lineage.metrics["updates"]) == ("cart/1", 256)
+
+
+def test_a_champion_that_plays_unlike_people_after_the_update_is_not_carried_over(
+    quick_path: Path,
+):
+    """The update has exchanged left and right."""
+    made = recording(DataFolder(quick_path), *GROWN)
+    made.play(person(0.5), 12, spec=GROWN[0])
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+        made.play(lambda obs, rng: 1 - person(0.8)(obs, rng), 200, spec=GROWN[1])
+        until_idle(role)
+    now = made.registry().catalogue("cart")
+    assert now.verdicts[2].startswith("reject: not better than a constant: "), now.verdicts
+    assert now.model_of("champion", GROWN[1].schema) == 3, "the trained one"
+
+
 def test_a_carried_over_champion_is_replaced_if_a_player_of_the_earlier_schema_is_forgotten(
     quick_path: Path,
 ):
