@@ -36,7 +36,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +274,24 @@ def trained(
     spec: GameSpec, settings: RunSettings, steps: Batch, *, updates: int, seed: int
 ) -> Policy:
     """The policy after so many updates on uniformly sampled steps."""
+    *_, policy = policies_of(spec, settings, steps, updates=updates, seed=seed)
+    return policy
+
+
+def policies_of(
+    spec: GameSpec,
+    settings: RunSettings,
+    steps: Batch,
+    *,
+    updates: int,
+    seed: int,
+    every: int | None = None,
+    horizon: int | None = None,
+) -> Iterator[Policy]:
+    """The policies of one training: after every so many updates, or only the last one.
+
+    `horizon`: updates that schedules span, by default all of them.
+    """
     algorithm = settings.algorithm_type(spec, settings.config)
     discount = steps.discount * np.float32(algorithm.needs.discount)
     data = jax.tree.map(jnp.asarray, steps._replace(discount=discount))
@@ -291,7 +309,7 @@ def trained(
     state = algorithm.init(jax.random.key(seed))
     rng = np.random.default_rng(seed)
     for first in range(0, updates, _PER_CALL):
-        progress = (first + np.arange(_PER_CALL)) / updates
+        progress = (first + np.arange(_PER_CALL)) / (horizon or updates)
         values = {
             name: np.array(
                 [knob.at(share) if isinstance(knob, Schedule) else knob for share in progress],
@@ -301,8 +319,9 @@ def trained(
         }
         rows = rng.integers(len(steps.action), size=(_PER_CALL, algorithm.needs.batch))
         state = call(state, (rows, values))
-    policy: Policy = algorithm.policy(state)
-    return policy
+        made = first + _PER_CALL
+        if made >= updates or (every and made % every == 0):
+            yield algorithm.policy(state)
 
 
 # --- Malicious players ----------------------------------------------------------------------------

@@ -246,6 +246,34 @@ def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_
         )
 
 
+def test_a_player_who_was_forgotten_before_is_not_taken_for_a_typo(ask: Asked, tmp_path: Path):
+    data = tmp_path / "D"
+    game = connect("pong", obs=2, actions=["up", "down"], data=data, consent="granted")
+    with game:
+        episode = game.episode(player="ada")
+        episode.acted(obs=[0.0, 1.0], action="up")
+        episode.end(result="win")
+    registry = open_deployment(DataFolder(data)).registry
+    epoch = registry.takeover("pong", owner="test")
+    policy = random_policy(registry.specs("pong")[0], "argmax", seed=0)
+
+    def release(read_no: int) -> None:
+        lineage = Lineage(algorithm="bc", cursor_to="9", config={"read_no": read_no})
+        number = registry.release(policy, lineage, epoch=epoch).model_no
+        registry.set_alias("pong", "champion", number, why="test")
+
+    release(read_no=1)
+    first = ask.json("data forget ada")
+    assert (first["chunks"], first["forgotten_before_s"], first["unreplaced"]) == (1, None, [])
+    again = ask("data forget ada")[0]
+    assert again.startswith("no steps of ada exist in pong, so none were erased; it was forgotten")
+    assert "not replaced yet: pong/1; understudy status" in again
+    assert "check the name" in ask("data forget ida")[0]
+    release(read_no=100)
+    replaced = ask.json("data forget ada")
+    assert (replaced["forgotten_before_s"] is not None, replaced["unreplaced"]) == (True, [])
+
+
 def test_the_cell_from_which_a_model_sees_a_grid_is_shown(ask: Asked, tmp_path: Path):
     grid = Box((5, 5, 2), np.dtype(np.uint8), 0, 1)
     place = Box((2,), np.dtype(np.float32), 0, 4)

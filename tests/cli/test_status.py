@@ -108,7 +108,7 @@ def test_a_canary_that_replaces_a_champion_after_a_forget_is_not_said_to_be_bett
     deployment.registry.set_alias(GAME.game, "canary", 2, why="test", share=0.5)
     for margin, claim in (
         (0.0, "a proof that it is better)"),
-        (0.1, "a proof that this replacement after forget is at most 0.1 of the range worse)"),
+        (0.1, "a proof that this replacement is at most 0.1 of the range worse)"),
     ):
         learned = LEARNT | {"canary_evidence": 0.5, "canary_margin": margin}
         leave(data, "learner", held, report={"games": {GAME.game: learned}}, at_s=4e9)

@@ -102,6 +102,7 @@ def test_only_whole_episodes_count_and_those_of_several_chunks_with_all_their_re
     play(source, 5, [0.0])
     play(source, 6, [0.5])
     assert drawn(source) == {(0, 0), (1, 0), (1, 1)}
+    assert source.metrics == {"best_episodes": 2, "known_episodes": 4}
     play(source, 2, [0.0], chunk_no=1, is_first=False)
     assert drawn(source) == {(1, 0), (1, 1), (2, 0), (2, 1), (0, 0)}
 

@@ -9,7 +9,7 @@ import pytest
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.spaces import Box, Discrete
 from understudy.learn.algorithms.bc import Bc, BcConfig
-from understudy.learn.warm_start import warm_start
+from understudy.learn.warm_start import keeps_play, warm_start
 from understudy.nn.policy import Policy
 
 ROWS = 32
@@ -64,6 +64,21 @@ def test_a_new_column_changes_nothing_at_first():
     np.testing.assert_allclose(logits(new, obs), logits(old, before), rtol=1e-4, atol=1e-4)
     other_wind = {**obs, "obs.wind": obs["obs.wind"] + 7}
     assert (logits(new, other_wind) == logits(new, obs)).all()
+
+
+@pytest.mark.parametrize(
+    ("obs", "actions", "is_kept"),
+    [
+        ({**COLUMNS, "wind": 2}, 3, True),
+        ({**COLUMNS, "wind": 2}, 4, False),
+        ({"pole": 3, "map": COLUMNS["map"], "wind": 2}, 3, False),
+    ],
+)
+def test_play_is_kept_if_all_that_was_observed_is_and_actions_are_the_same(
+    obs: dict[str, Any], actions: int, is_kept: bool
+):
+    bc = bc_of(game_spec("cart", obs=obs, actions=actions))
+    assert keeps_play(trained(OLD), bc.game, network=bc.network, head=bc.head) is is_kept
 
 
 def test_of_a_removed_or_changed_column_only_its_own_rows_are_lost():

@@ -586,13 +586,13 @@ def test_a_replacement_exactly_at_the_margin_is_rarely_promoted_and_the_reason_s
     found = compare(*same, BOUNDS, earlier=earlier, margin=0.1)
     assert found.decision == "promote"
     assert found.why.startswith(
-        "not worse by more than 0.1 of the range, as a replacement after forget: mean return "
+        "not worse by more than 0.1 of the range, as a replacement: mean return "
     )
     assert compare(*same, BOUNDS, earlier=earlier).decision == "wait"
     lower = played(np.zeros(400), bot=0), played(np.ones(400), bot=1)
     found = compare(*lower, BOUNDS, earlier=earlier, margin=0.1)
     assert found.decision == "reject"
-    assert found.why.startswith("worse by more than 0.1 of the range, as a replacement ")
+    assert found.why.startswith("worse by more than 0.1 of the range, as a replacement: ")
 
 
 def test_episodes_beside_the_control_and_ones_that_were_not_drawn_are_not_compared():

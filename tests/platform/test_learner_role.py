@@ -41,6 +41,7 @@ from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.intake import key_file
 from understudy.experience.spaces import Box
 from understudy.learn import held_out
+from understudy.learn.algorithms.bc import Bc
 from understudy.learn.algorithms.iql import Iql
 from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds
@@ -133,6 +134,7 @@ def in_turn(
     count: int,
     *,
     propensity: float | None = 0.5,
+    spec: GameSpec = GAME,
 ) -> None:
     """Store episodes of two bots in the order in which they were drawn, which was in turn."""
     played = {name: episodes(bot(policy), count, seed=count) for name, policy in policies.items()}
@@ -140,6 +142,7 @@ def in_turn(
         name: chunks_of(
             played[name],
             new_session(START_S + count, name.encode().rjust(10)),
+            spec=spec,
             model=name,
             ticket=partial(made.ticket, name, propensity) if propensity else None,
         )
@@ -321,6 +324,8 @@ def test_a_clone_of_the_best_episodes_is_released(quick_path: Path):
     assert not status["error"]
     lineage = made.registry().catalogue("walk").models[1].lineage
     assert "best_share = 0.5" in lineage.config["settings"]
+    n_best, n_known = (lineage.metrics[f"{name}_episodes"] for name in ("best", "known"))
+    assert n_known / 2 <= n_best <= n_known <= 300
 
 
 @pytest.mark.parametrize("centre", ["obs 9", "obs obs.x,obs.y"])
@@ -493,7 +498,7 @@ def test_after_a_forget_a_replacement_is_trained_at_once_and_passes_if_it_is_not
     assert status["champion"] == (2 if is_good else 1)
     assert status["decision"]["why"].startswith(
         ("not worse" if is_good else "worse")
-        + " by more than 0.1 of the range, as a replacement after forget: mean return "
+        + " by more than 0.1 of the range, as a replacement: mean return "
     )
     assert status["forgotten"] == (
         ""
@@ -759,6 +764,49 @@ def test_a_ranking_that_was_killed_is_computed_again_with_the_same_result(
     resumed = again.registry().catalogue("cart").models[2]
     assert resumed.lineage.config == whole.lineage.config
     assert resumed.policy_sha256 == whole.policy_sha256
+
+
+def test_a_clone_that_cannot_be_trained_ends_the_ranking_and_is_not_a_failure_of_iql(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
+    made.play(person(0.5), 60)
+    step = FromStore.step
+
+    def fails(engine: FromStore) -> bool:
+        if isinstance(engine.learner.algorithm, Bc):
+            raise ConfigError("no recorded episode is whole")
+        return step(engine)
+
+    with structlog.testing.capture_logs() as logs, role_of(made, RANKED) as role:
+        while role.status()["games"].get("cart", {}).get("champion") != 1:
+            assert role.step()
+        monkeypatch.setattr(FromStore, "step", fails)
+        status = until_idle(role)
+    assert (status["canary"], status["phase"]) == (2, "iql")
+    assert (status["error"], status["failing"], status["gave_up"]) == ("", "", "")
+    lineage = made.registry().catalogue("cart").models[2].lineage
+    assert (lineage.algorithm, "ranking" in lineage.config) == ("iql", False)
+    (why,) = (log["why"] for log in logs if log["event"] == "not_ranked")
+    assert why == "no clone was trained: no recorded episode is whole"
+
+
+def test_the_weights_of_iqls_candidates_continue_in_turn_after_a_restart_of_the_process(
+    made: Recording,
+):
+    config = replace(WITH_IQL, schedule=replace(WITH_IQL.schedule, growth=1.1, iql_updates=64))
+    made.play(person(0.5), 60)
+    for number in (2, 3, 4):
+        with role_of(made, config) as role:  # trains a part of the candidate
+            while (status := role.status()["games"].get("cart", {})).get("updates") != 32 or (
+                status["phase"] != "iql"
+            ):
+                assert role.step()
+            role._games.clear()  # as after kill -9: nothing is saved or closed
+        with role_of(made, config) as role:
+            assert until_idle(role)["canary"] == number
+        made.play(person(0.5), 100)
+    models = made.registry().catalogue("cart").models
+    assert [weight_of(models[number]) for number in (2, 3, 4)] == [1.5, 0.5, 1.5]
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
@@ -1295,6 +1343,113 @@ def test_the_first_bot_of_a_new_schema_starts_from_the_champion_of_the_last_one(
         assert until_idle(role)["canary"] == 3
     third = made.registry().catalogue("cart").models[3].lineage
     assert "started_from" not in third.config, "later clones train from new weights"
+
+
+GROWN = [named(["x", "v", "angle"]), named(["x", "v", "angle", "spin"])]
+"""A game before and after an update that adds a number to its observations."""
+
+
+def carried_over(made: Recording) -> dict[str, Any]:
+    """The status after an update of the game: its champion was carried over."""
+    made.play(person(0.5), 12, spec=GROWN[0], player=b"p" * 16)
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+        made.play(person(0.5), 12, spec=GROWN[1])
+        return until_idle(role)
+
+
+def test_after_an_update_the_champion_is_carried_over_and_the_next_bot_passes_if_it_is_not_worse(
+    quick_path: Path,
+):
+    made = recording(DataFolder(quick_path), *GROWN)
+    status = carried_over(made)
+    now = made.registry().catalogue("cart")
+    assert [now.model_of("champion", spec.schema) for spec in GROWN] == [1, 2]
+    old, new = (made.registry().policy("cart", number) for number in (1, 2))
+    obs = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    np.testing.assert_allclose(
+        new.outputs({"obs": obs})["logits"], old.outputs({"obs": obs[:, :3]})["logits"], atol=1e-3
+    )
+    first, second, third = (now.models[number].lineage for number in (1, 2, 3))
+    assert (second.config["started_from"], second.parent, second.steps) == (
+        "cart/1",
+        1,
+        first.steps,
+    )
+    assert [lineage.metrics["updates"] for lineage in (second, third)] == [0, 256]
+    assert now.verdicts[2].startswith("promoted: the first bot of its schema: on ")
+    assert (status["champion"], status["canary"], status["canary_margin"]) == (2, 3, 0.1)
+    with role_of(made, CLONES) as role:
+        made.clock.advance(10)
+        policy = balancing_policy(spin=0.5)
+        in_turn(made, {"cart/2": policy, "cart/3": policy}, 400, spec=GROWN[1])
+        status = until_idle(role)
+        assert (status["champion"], status["canary"]) == (3, 0)
+        assert status["decision"]["why"].startswith(
+            "not worse by more than 0.1 of the range, as a replacement: mean return "
+        )
+        made.play(person(0.5), 40, spec=GROWN[1])
+        status = until_idle(role)
+        assert (status["canary"], status["canary_margin"]) == (4, 0.0), "passes once"
+
+
+def test_a_champion_is_carried_over_once_also_after_a_kill(quick_path: Path):
+    made = recording(DataFolder(quick_path), *GROWN)
+    made.play(person(0.5), 12, spec=GROWN[0])
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+        made.play(person(0.5), 12, spec=GROWN[1])
+        while not made.registry().catalogue("cart").model_of("champion", GROWN[1].schema):
+            assert role.step()
+        role._games.clear()  # as after kill -9: nothing is saved or closed
+    with role_of(made, CLONES) as role:
+        status = until_idle(role)
+    assert (status["champion"], status["canary"], status["models"]) == (2, 3, 3)
+    lineage = made.registry().catalogue("cart").models[3].lineage
+    assert (lineage.config["started_from"], lineage.metrics["updates"]) == ("cart/1", 256)
+
+
+def test_a_champion_that_plays_unlike_people_after_the_update_is_not_carried_over(
+    quick_path: Path,
+):
+    """The update has exchanged left and right."""
+    made = recording(DataFolder(quick_path), *GROWN)
+    made.play(person(0.5), 12, spec=GROWN[0])
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+        made.play(lambda obs, rng: 1 - person(0.8)(obs, rng), 200, spec=GROWN[1])
+        until_idle(role)
+    now = made.registry().catalogue("cart")
+    assert now.verdicts[2].startswith("reject: not better than a constant: "), now.verdicts
+    assert now.model_of("champion", GROWN[1].schema) == 3, "the trained one"
+
+
+def test_a_carried_over_champion_is_replaced_if_a_player_of_the_earlier_schema_is_forgotten(
+    quick_path: Path,
+):
+    made = recording(DataFolder(quick_path), *GROWN)
+    assert carried_over(made)["forgotten"] == ""
+    with made.open() as store:
+        store.forget(b"p" * 16)
+    with role_of(made, CLONES) as role:
+        status = until_idle(role)
+    assert status["forgotten"].startswith("cart/2 may contain what it learned from players who")
+    assert (status["canary"], status["canary_margin"]) == (4, 0.1)
+
+
+def test_a_champion_that_learned_from_a_forgotten_player_is_not_carried_over(quick_path: Path):
+    made = recording(DataFolder(quick_path), *GROWN)
+    made.play(person(0.5), 12, spec=GROWN[0], player=b"p" * 16)
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+    with made.open() as store:
+        store.forget(b"p" * 16)
+    made.play(person(0.5), 12, spec=GROWN[1])
+    with role_of(made, CLONES) as role:
+        until_idle(role)
+    models = made.registry().catalogue("cart").models
+    assert [model.schema for model in models.values()] == [spec.schema for spec in GROWN]
+    assert "started_from" not in models[2].lineage.config
 
 
 def test_a_damaged_champion_of_the_last_schema_does_not_hinder_the_next(quick_path: Path):

@@ -201,8 +201,9 @@ class Recording:
         """Let somebody play a session of so many episodes; how many steps that were."""
         self._sessions += 1
         session = new_session(START_S, self._sessions.to_bytes(10, "big"))
+        n_numbers = spec.obs_columns["obs"].shape[0]
         played = [
-            replace(episode, obs=episode.obs * np.array(obs_scale, np.float32))
+            replace(episode, obs=(episode.obs * np.array(obs_scale, np.float32))[:, :n_numbers])
             for episode in episodes(plays, count, seed=self._sessions, max_steps=max_steps)
         ]
         chunks = chunks_of(played, session, spec=spec, consent=consent, model=model, reward=reward)

@@ -97,6 +97,23 @@ def test_a_reader_ends_also_where_more_is_recorded_than_it_reads(tmp_path: Path)
     follower.leave(one)
 
 
+def test_a_reader_stops_after_the_page_in_which_its_time_is_over(tmp_path: Path):
+    clock = ManualClock()
+
+    class Slow(Notes):
+        def read(self, item: Stored | Forgotten) -> None:
+            super().read(item)
+            clock.advance(1.0)
+
+    add(tmp_path, 0, 1, 2, 3, 4)
+    follower = StoreFollower(tmp_path, clock=clock)
+    one = Slow()
+    follower.join(one)
+    assert follower.catch_up(one, max_items=1, max_s=2.5)
+    assert one.numbers == [0, 1, 2]
+    follower.leave(one)
+
+
 def test_chunks_are_looked_for_up_to_where_the_store_ends_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

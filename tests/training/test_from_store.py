@@ -481,6 +481,32 @@ def held_out_players(one: FromStore) -> set[int]:
     return {int(batch.obs["obs"][0, 0, 1]) for batch in one.held_out()}
 
 
+def test_a_cut_episode_is_not_joined_with_a_later_one_that_a_bot_has_begun(tmp_path: Path):
+    """The bot's steps are left out, and the next chunk has only those of a person."""
+    moves = [Move([at, 0, 1], 0, 9.0, [at + 1, 0, 1], None, at in (0, 4)) for at in range(8)]
+    moves[3] = replace(moves[3], end="cut")
+    made = chunk_of(GAME, moves)
+    by = np.where(made.columns["row"] == 0, By.PERSON, 0).astype(np.uint8)
+    by[made.meta.episodes[1].row] = By.BOT
+    begun = Chunk(made.meta, {**made.columns, "by": by}).validate()
+    later = whole_episode(0, 9.0, number=1)
+    later.columns["is_first"][0] = False
+    later = replace(later, meta=replace(later.meta, first_step=8)).validate()
+    people = people_in(begun)
+    assert people is not None
+    assert people.validate().meta.n_steps == 4
+    assert not people.ends_open
+    put(tmp_path, begun, later)
+    for env in range(1, 4):
+        put(tmp_path, whole_episode(env, float(env)), player=bytes([env]) * 16)
+    with contextlib.closing(clone(tmp_path, best_share=0.5)) as one:
+        assert one.step()
+        assert learned_players(one) == {2, 3}
+        obs = one._replay.draw(64, rng=np.random.default_rng(0)).batches.obs["obs"]
+        is_first = obs[..., 1, 0] == 0
+        assert (obs[is_first][:, 0, 0] == 0).all(), "no stack of two episodes"
+
+
 def test_a_store_without_a_whole_episode_has_none_of_the_best(store: Path):
     put(store, of_player(2, "granted"))
     with (
@@ -488,6 +514,21 @@ def test_a_store_without_a_whole_episode_has_none_of_the_best(store: Path):
         pytest.raises(ConfigError, match=r"no recorded episode is whole, so best_share=0\.25"),
     ):
         one.step()
+
+
+def test_the_error_without_a_whole_episode_names_the_steps_that_are_held_out(tmp_path: Path):
+    for number in range(5):  # the only whole episode is the last one of its player
+        chunk = whole_episode(0, 1.0, number=number)
+        chunk.columns["is_first"][0] = number in (0, 4)
+        if number < 4:
+            chunk = of_player(0, "granted", number)
+        put(tmp_path, chunk)
+    with contextlib.closing(clone(tmp_path, best_share=0.25)) as one:
+        assert one.step()
+        assert one._source.metrics == {"best_episodes": 1, "known_episodes": 1}
+        one.hold_out()
+        with pytest.raises(ConfigError, match=r"is whole, so best_share.*; 12 steps are held out"):
+            one.step()
 
 
 # --- Held-out steps -------------------------------------------------------------------------------

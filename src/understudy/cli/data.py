@@ -13,7 +13,7 @@ from understudy.backends.data import data_folder, remote_stats
 from understudy.backends.data import stats as count_stats
 from understudy.backends.deployment import registered_games
 from understudy.backends.local import open_view
-from understudy.cli.deployed import config_of, released_models, remote_store
+from understudy.cli.deployed import config_of, released_models, remote_store, unreplaced_models
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import (
     ResultTable,
@@ -394,6 +394,9 @@ def forget(
             config = config_of(data_text, store_url=store_url)
             fields = forget_player(folder, player, game=game, timeout_s=timeout_s, config=config)
     fields["models"] = released_models(data_text, fields["games"])
+    earlier = fields.pop("earlier")
+    fields["forgotten_before_s"] = max(earlier.values(), default=None)
+    fields["unreplaced"] = unreplaced_models(data_text, fields["games"], earlier)
     fields["not_searched"] = ["backups", "exported files", "run folders"]
     out = results(as_json=as_json)
     has_erased = bool(fields["chunks"] or fields["spooled_sessions"])
@@ -404,11 +407,21 @@ def forget(
             f"deleted {format_size(fields['stream_bytes'])} of the stream"
         )
     else:
+        before = "check the name"
+        if earlier:
+            at = time.strftime("%Y-%m-%d %H:%M", time.localtime(fields["forgotten_before_s"]))
+            before = f"it was forgotten before, at {at}"
         out.print(
             f"no steps of {escape(player)} exist in {joined(fields['games'])}, so none were "
-            "erased; check the name",
+            f"erased; {before}",
             soft_wrap=True,
         )
+        if fields["unreplaced"]:
+            out.print(
+                "champions that were trained before that and are not replaced yet: "
+                f"{', '.join(fields['unreplaced'])}; understudy status shows when they are",
+                soft_wrap=True,
+            )
     out.print("frames that were recorded before now and arrive later will be rejected")
     for place, why in fields["left"].items():
         out.print(f"[yellow]not erased yet[/] in the {place}: {escape(why)}", soft_wrap=True)

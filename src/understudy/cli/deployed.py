@@ -1,7 +1,7 @@
 """The deployment that a command works on, and its store if that is a remote database."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from understudy.backends.addresses import check_backends, open_store
@@ -44,6 +44,23 @@ def released_models(text: str | None, games: list[str]) -> list[str]:
         return []
     registry = open_deployment(config.folder, models=config.models.url).registry
     return [f"{game}/{number}" for game in games for number in registry.catalogue(game).models]
+
+
+def unreplaced_models(text: str | None, games: list[str], forgets: Iterable[int]) -> list[str]:
+    """The champions of these games that were trained before one of these `forget` events."""
+    config = config_of(text)
+    if not (forgotten := sorted(forgets)) or not signing_key(config.folder).exists():
+        return []
+    from understudy.release.gatekeeper import learned_before  # imported here: it takes a second
+
+    registry = open_deployment(config.folder, models=config.models.url).registry
+    return [
+        f"{game}/{champion.model_no}"
+        for game in games
+        for now in [registry.catalogue(game)]
+        for champion in now.live("champion")
+        if learned_before(now, champion.model_no, forgotten)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

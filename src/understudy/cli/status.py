@@ -121,7 +121,7 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
         evidence = min(max(game.get("canary_evidence", 0.0), 0.0), 1.0)
         claim = "it is better"
         if margin := game.get("canary_margin"):
-            claim = f"this replacement after forget is at most {margin:g} of the range worse"
+            claim = f"this replacement is at most {margin:g} of the range worse"
         bots += (
             f", canary {name}/{game['canary']} "
             f"({count_of(game.get('canary_episodes', 0), 'episode')}, "

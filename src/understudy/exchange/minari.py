@@ -236,7 +236,7 @@ def _whole_episodes(
             else:
                 counts["gaps"] += not has_no_beginning
                 has_no_beginning = True
-            if end == chunk.n_rows and part["row"][-1] == RowKind.BOOTSTRAP and not note.cut:
+            if end == chunk.n_rows and chunk.ends_open:
                 continue
             if parts and part["row"][-1] == RowKind.FINAL:
                 yield meta, note, _joined(parts)

@@ -310,6 +310,12 @@ class Chunk:
         return len(self.columns["row"])
 
     @property
+    def ends_open(self) -> bool:
+        """Whether its last episode may continue in the next chunk."""
+        is_open = self.columns["row"][-1] == RowKind.BOOTSTRAP
+        return bool(is_open and not self.meta.episodes[-1].cut)
+
+    @property
     def size_bytes(self) -> int:
         """Decoded size of all columns."""
         return sum(column.nbytes for column in self.columns.values())

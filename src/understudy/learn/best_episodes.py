@@ -32,6 +32,8 @@ class Pieces(NamedTuple):
     """Whether the episode starts here; only the first piece may continue an earlier chunk's."""
     is_end: Bools
     """Whether the episode was played to its end here, terminated or truncated."""
+    ends_open: bool
+    """Whether the last episode may continue in the next chunk."""
 
 
 def pieces_of(chunk: Chunk) -> Pieces:
@@ -47,6 +49,7 @@ def pieces_of(chunk: Chunk) -> Pieces:
         np.maximum.reduceat(np.abs(rewards), starts),
         chunk.columns["is_first"][starts],
         row[lasts] == RowKind.FINAL,
+        chunk.ends_open,
     )
 
 
@@ -60,7 +63,7 @@ def returns_of(pieces: Mapping[ChunkId, Pieces], *, max_reward: float) -> dict[C
         is_known = own.is_start & own.is_end & (own.largest <= max_reward)
         returns[key] = np.where(is_known, own.reward, np.nan)
     for key, own in pieces.items():
-        if not own.is_start[-1] or own.is_end[-1]:
+        if not own.is_start[-1] or not own.ends_open:
             continue
         chunks = [key, *_continued(key, pieces)]
         if len(chunks) == 1:
@@ -87,8 +90,16 @@ def _continued(key: ChunkId, pieces: Mapping[ChunkId, Pieces]) -> list[ChunkId]:
         chunks.append((session, number))
         if own.is_end[0]:
             return chunks
-        if len(own.is_end) > 1:  # it was cut
+        if len(own.is_end) > 1 or not own.ends_open:  # it was cut
             return []
+
+
+def known_returns(pieces: Mapping[ChunkId, Pieces], returns: Mapping[ChunkId, Floats]) -> Floats:
+    """The returns of all episodes whose return is known, in ascending order."""
+    every = np.concatenate(
+        [np.empty(0), *(returns[key][own.is_start] for key, own in pieces.items())]
+    )
+    return np.sort(every[~np.isnan(every)])
 
 
 def least_return(
@@ -102,10 +113,7 @@ def least_return(
 
     The share is larger, up to a half, where that share of all steps would be less than `min_steps`.
     """
-    every = np.concatenate(
-        [np.empty(0), *(returns[key][own.is_start] for key, own in pieces.items())]
-    )
-    known = np.sort(every[~np.isnan(every)])
+    known = known_returns(pieces, returns)
     if not len(known):
         return math.inf
     n_steps = sum(

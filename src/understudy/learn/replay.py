@@ -23,6 +23,7 @@ from understudy.experience.chunk import Chunk, ChunkId, people_rows
 from understudy.experience.game import GameSpec
 from understudy.learn.best_episodes import (
     Pieces,
+    known_returns,
     least_return,
     pieces_of,
     returns_of,
@@ -650,6 +651,9 @@ class ReplaySource:
     """The lowest return of the episodes that are drawn from, when the weights were computed."""
     _scales: Mapping[bytes, float] = field(default_factory=dict)
     """Factors of the rewards of some players, when the weights were computed."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """`best_episodes` and `known_episodes`, if only the best episodes are drawn from: how many are,
+    and of how many the return is known."""
     _weighed: int | None = None
     """Edits of the replay when these weights were computed."""
     _drawn: Drawn | None = None
@@ -756,6 +760,9 @@ class ReplaySource:
                 f"no recorded episode is whole, so best_share={best_share} has none to choose "
                 "from; record episodes from their first step to their end, or set best_share=1"
             )
+        known = known_returns(self._pieces, returns)
+        n_best = int((known >= self.least_return).sum())
+        self.metrics = {"best_episodes": n_best, "known_episodes": len(known)}
         return rows_from(self._pieces, returns, self.least_return)
 
     def _note(self, chunk: Chunk) -> None:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from understudy.algorithm import Transitions
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.tensors import Array
-from understudy.experience.chunk import Chunk, ChunkId, RowKind
+from understudy.experience.chunk import Chunk, ChunkId
 from understudy.experience.game import GameSpec
 from understudy.learn.rows import RowLayout, Windows, windows_of
 
@@ -36,7 +36,6 @@ Floats = NDArray[np.float32]
 ReadChunks = Callable[[Sequence[ChunkId]], Iterator[Chunk]]
 """Reads these chunks again, in this order; deleted ones are omitted."""
 
-_BOOTSTRAP = int(RowKind.BOOTSTRAP)  # enum members are slow to access
 _NUMBERS = ("chunk_no", "start", "n_rows", "lead", "lead_from", "n_waiting", "stamp")
 _COUNTERS = ("head", "used", "n_steps_inserted", "stamp")
 _SMALL = ("row", "reward", "is_first", "terminated", "weight", "priority")
@@ -171,9 +170,7 @@ class Ring:
         if not is_late:
             own["weight"] = weights[n_lead:]
             next_lead = self._lead_after(lead, own, n_open=windows.n_open, chunk_no=meta.chunk_no)
-            self.tails[meta.session] = OpenSession(
-                span, bool(columns["row"][-1] == _BOOTSTRAP), next_lead
-            )
+            self.tails[meta.session] = OpenSession(span, chunk.ends_open, next_lead)
         if n_waiting:
             weights = weights.copy()
             weights[n_rows - 1 - n_waiting :] = 0.0
@@ -427,8 +424,7 @@ class Ring:
                 }
                 next_lead["weight"] = arrays["tail_weights"][tail].copy()
                 next_lead["priority"] = arrays["tail_priorities"][tail].copy()
-            ends_open = bool(chunk.columns["row"][-1] == _BOOTSTRAP)
-            self.tails[span.session] = OpenSession(span, ends_open, next_lead)
+            self.tails[span.session] = OpenSession(span, chunk.ends_open, next_lead)
         windows.weight[:] = arrays["weights"][span.start : span.start + span.n_rows]
         return Placed(span, (lead, rows) if lead else (rows,), windows, ())
 

@@ -55,6 +55,13 @@ def warm_start(
     return start
 
 
+def keeps_play(old: Policy, game: GameSpec, *, network: NetworkSpec, head: Head) -> bool:
+    """Whether a warm start plays as the old policy: it observes all that, and acts alike."""
+    start = warm_start(old, game, network=network, head=head)
+    has_heads = any(name.startswith("heads.") for name in start)
+    return has_heads and {*_numbers(old.game, old.network)} <= {*_numbers(game, network)}
+
+
 def _norms(old: Policy, prefixes: list[str], rows: Array) -> dict[str, Array]:
     """The ObservationNorms of a column whose numbers have names."""
     norms: dict[str, Array] = {}

@@ -94,7 +94,8 @@ class Bounds:
     control_share: float = 0.05
     """The share of episodes that the best earlier champion plays beside a canary; 0: none."""
     forget_margin: float = 0.1
-    """By how much of the range of returns the replacement after a `forget` may be worse."""
+    """By how much of the range of returns a replacement may be worse, that after a `forget` or the
+    first one after the champion of an earlier schema was carried over."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_episodes <= self.max_episodes:
@@ -268,7 +269,7 @@ def compare(
         bet = better if is_better else worse
         if margin:
             how = "not worse" if is_better else "worse"
-            outcome = f"{how} by more than {margin:g} of the range, as a replacement after forget"
+            outcome = f"{how} by more than {margin:g} of the range, as a replacement"
     elif is_over:
         decision = "reject"
         outcome = f"undecided after {bounds.max_episodes} episodes"

@@ -293,7 +293,8 @@ class GateSection:
         _BOUNDS.forget_margin,
         0,
         MAX_MARGIN,
-        "By how much of the range of returns the replacement after a forget may be worse.",
+        "By how much of the range of returns a replacement, after a forget or a new schema, may be "
+        "worse.",
     )
 
 

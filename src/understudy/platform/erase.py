@@ -7,7 +7,7 @@ from typing import Any
 
 from understudy.backends.data import DataFolder, stored_schemas
 from understudy.backends.deployment import registered_games
-from understudy.backends.local import has_store, open_local_store
+from understudy.backends.local import has_store, open_local_store, open_view
 from understudy.backends.specs import registered_specs
 from understudy.backends.unfinished_imports import UnfinishedImports
 from understudy.client.spool import forget_spooled
@@ -34,11 +34,13 @@ def forget_player(
 ) -> dict[str, Any]:
     """Erase a player by name in one game or in all; `config` locates remote streams and games.
 
-    The result's `left` names each place that may still hold something of the player, and why.
+    The result's `left` names each place that may still hold something of the player, and why;
+    `earlier` has the time of each earlier request to forget the name, by its arrival number.
     """
     config = config or Config()
     registered = registered_games(data, models=config.models.url)
     games, players = _find(data, player, registered, game)
+    earlier = _earlier_requests(data.store, players)
     if data.has_writer():
         hexes = [player_id.hex() for player_id in players]
         result = dict(send_request(data.requests, "forget", timeout_s=timeout_s, players=hexes))
@@ -56,7 +58,7 @@ def forget_player(
             "then run this command again"
         )
     left |= _left_in_stream(config.stream.url)
-    return result | _forget_copies(data, player, games, players, left)
+    return result | {"earlier": earlier} | _forget_copies(data, player, games, players, left)
 
 
 def forget_in_remote_store(
@@ -73,6 +75,8 @@ def forget_in_remote_store(
     `stream` is the URL of a remote stream; "" if it is in the data folder.
     """
     games, players = _find(data, player, registered, game)
+    # Arrival numbers are those of the copy that the learner reads.
+    earlier = _earlier_requests(DataFolder(data.root, store_name="window").store, players)
     chunks = sum(store.forget(player_id) for player_id in players)
     left = {
         "store": "the database keeps deleted rows in its files until they are compacted, and the "
@@ -82,7 +86,7 @@ def forget_in_remote_store(
         "stream": "ingest deletes the frames from the data folder's stream an hour after they were "
         "stored"
     }
-    result = {"chunks": chunks, "stream_bytes": 0}
+    result = {"chunks": chunks, "stream_bytes": 0, "earlier": earlier}
     return result | _forget_copies(data, player, games, players, left)
 
 
@@ -110,6 +114,14 @@ def _find(
     games = registered if game is None else [game]
     key = deployment_key(data.root)
     return games, [pseudonym(key, game_name(played), name) for played in games]
+
+
+def _earlier_requests(store: Path, players: list[bytes]) -> dict[int, float]:
+    """When these players were forgotten before, in seconds, by arrival number."""
+    if not has_store(store):
+        return {}
+    with contextlib.closing(open_view(store)) as view:
+        return {no: at_s for player in players for no, at_s in view.forgets_of(player).items()}
 
 
 def _left_in_stream(url: str) -> dict[str, str]:

@@ -176,7 +176,7 @@ class LearnerRole:
             earlier.rename(self._folder)
         make_folder(self._folder)
         write_file(before, here.encode())
-        self._follower = StoreFollower(self._data.store)
+        self._follower = StoreFollower(self._data.store, clock=self._clock)
         seal = TicketSeal(deployment_key(self._data.root))
         stats = StoreStats(self._follower, seal)
         path = self._folder / "store_stats.json"

@@ -6,7 +6,7 @@ except where noted:
     LearnerRole.run         repeats the next until it is stopped
     LearnerRole.step        calls the next for every game
     GameLearner.step        does one action of the schedule; catches this game's errors
-    GameTraining.step       saves a first checkpoint
+    GameTraining.step       saves a first checkpoint, after `prepare`
     TrainingJob.step        restores a checkpoint after too many non-finite updates
     FromStore.step          reads what is new in the store, for about a second
     Learner.run             repeats the next until one compiled call was made; publishes the weights
@@ -15,6 +15,7 @@ except where noted:
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -42,6 +43,7 @@ from understudy.release.game_training import (
 )
 from understudy.release.gatekeeper import (
     Returns,
+    follows_carried_over,
     held_out_play,
     is_replacement,
     learned_before,
@@ -222,9 +224,13 @@ class GameLearner:
         )
         self._next = next_action(status, context.config.schedule)
         if self._next.action == "train":
-            training.step(is_first=not champion)
-            if training.choosing:
+            is_prepared = training.prepare(is_first=not champion)
+            if not is_prepared:
                 self._next = replace(self._next, why=training.choosing)
+            elif training.carries_over and not champion:
+                self._carry_over(now, training)
+            else:
+                training.step()
             if context.clock.monotonic() - training.saved_s >= context.config.checkpoint_every_s:
                 training.save_if_moved()
         elif self._next.action == "release" and self._may_rank(training):
@@ -290,6 +296,8 @@ class GameLearner:
         model_no = now.model_of("champion")
         if not model_no or now.model_of("champion", spec.schema):
             return None
+        if learned_before(now, model_no, self._forgets(now, now.models[model_no].schema)):
+            return None
         try:
             policy = registry.policy(self.game, model_no)
         except UnderstudyError as error:  # only time is lost
@@ -297,6 +305,15 @@ class GameLearner:
             return None
         temperature = registry.manifest(self.game, model_no).lineage.config.get("temperature", 1.0)
         return model_name(self.game, model_no), policy.at_temperature(1 / temperature)
+
+    def _carry_over(self, now: Catalogue, training: GameTraining) -> None:
+        """Release the last schema's champion for this one, where it plays in the same way."""
+        model_no = int(training.started_from.rpartition("/")[2])
+        old = now.models[model_no].lineage
+        temperature = old.config.get("temperature", 1.0)
+        own = training.lineage(temperature=temperature)
+        lineage = replace(old, parent=model_no, config=own.config, metrics=own.metrics)
+        self._release(training, training.engine.policy.at_temperature(temperature), lineage)
 
     # --- The ranking ------------------------------------------------------------------------------
 
@@ -311,28 +328,26 @@ class GameLearner:
     def _rank(self, training: GameTraining) -> None:
         """Train a clone, rank its candidates with those of iql, and release the best; by steps.
 
-        After a restart, the ranking starts anew; the clone continues from its checkpoint.
+        After a restart, the ranking starts anew; the clone continues from its checkpoint. If the
+        clone cannot be trained, iql is released without a ranking.
         """
         context = self._context
         schedule = context.config.schedule
-        clone = self._clone
-        if clone is None:
-            training.save_if_moved()
-            clone = self._clone = self._create_training(training.spec, "bc")
-            clone.engine.follow()
-            forgotten = context.store_stats.forgotten(self.game, training.spec.schema)
-            if clone.updates and clone.marks.read_no < max(forgotten, default=0):
-                clone.renew()
-        if clone.engine.n_usable < schedule.first_steps:  # people's steps were erased
+        try:
+            clone = self._clone_beside(training)
+            if clone.updates < schedule.bc_updates or clone.marks.updates:
+                if clone.prepare(is_first=False):
+                    clone.step()
+                if context.clock.monotonic() - clone.saved_s >= context.config.checkpoint_every_s:
+                    clone.save_if_moved()
+                made = f"{clone.updates} of {schedule.bc_updates} updates"
+                self._next = Next("train", f"{made} of a clone, to rank with iql")
+                return
+        except (LearningFailed, ConfigError) as error:
+            why = shortened(str(error), 500)
+            _log.warning("not_ranked", game=self.game, why=f"no clone was trained: {why}")
             self._end_ranking()
             self._release(training, training.candidate, training.lineage())
-            return
-        if clone.updates < schedule.bc_updates or clone.marks.updates:
-            clone.step(is_first=False)
-            if context.clock.monotonic() - clone.saved_s >= context.config.checkpoint_every_s:
-                clone.save_if_moved()
-            why = f"{clone.updates} of {schedule.bc_updates} updates of a clone, to rank with iql"
-            self._next = Next("train", why)
             return
         if self._ranking is None:
             self._ranking = CandidateRanking(
@@ -359,6 +374,23 @@ class GameLearner:
         clone.ranked()
         self._end_ranking()
         self._release(training, policy, lineage)
+
+    def _clone_beside(self, training: GameTraining) -> GameTraining:
+        """The training of the clone that is ranked; ConfigError if people have too few steps."""
+        clone = self._clone
+        if clone is None:
+            training.save_if_moved()
+            clone = self._clone = self._create_training(training.spec, "bc")
+            clone.engine.follow()
+            forgotten = self._context.store_stats.forgotten(self.game, training.spec.schema)
+            if clone.updates and clone.marks.read_no < max(forgotten, default=0):
+                clone.renew()
+        n_steps = clone.engine.n_usable
+        first_steps = self._context.config.schedule.first_steps
+        if n_steps < first_steps:
+            # Some were erased.
+            raise ConfigError(f"{n_steps} of {first_steps} steps of people with consent are left")
+        return clone
 
     def _end_ranking(self) -> None:
         self._ranking = None
@@ -429,10 +461,23 @@ class GameLearner:
 
     def _margin(self, now: Catalogue, model_no: int) -> float:
         """By how much a candidate may be worse than the champion: none, unless it replaces it."""
-        schema = now.models[model_no].schema
-        forgotten = self._context.store_stats.forgotten(self.game, schema)
-        bounds = self._context.keeper.bounds
-        return bounds.forget_margin if is_replacement(now, model_no, forgotten) else 0.0
+        forgotten = self._forgets(now, now.models[model_no].schema)
+        if is_replacement(now, model_no, forgotten) or follows_carried_over(now, model_no):
+            return self._context.keeper.bounds.forget_margin
+        return 0.0
+
+    def _forgets(self, now: Catalogue, schema: str) -> Sequence[int]:
+        """Arrival numbers of `forget` events of players of a schema.
+
+        Includes those of the schema that its champion's first weights are from.
+        """
+        stats = self._context.store_stats
+        found = {*stats.forgotten(self.game, schema)}
+        model_no = now.model_of("champion", schema)
+        while model_no and (start := now.models[model_no].lineage.config.get("started_from")):
+            model_no = int(start.rpartition("/")[2])
+            found.update(stats.forgotten(self.game, now.models[model_no].schema))
+        return sorted(found)
 
     def _must_replace(self, now: Catalogue, training: GameTraining) -> bool:
         """Whether to train anew, since champion or training learned from a forgotten player.
@@ -441,7 +486,7 @@ class GameLearner:
         frequent events would let no training and no trial end.
         """
         schema = training.spec.schema
-        forgotten = self._context.store_stats.forgotten(self.game, schema)
+        forgotten = self._forgets(now, schema)
         champion = now.model_of("champion", schema)
         canary = now.model_of("canary", schema)
         newest = max(forgotten, default=0)
@@ -458,7 +503,7 @@ class GameLearner:
 
     def _forgotten(self, now: Catalogue, schema: str) -> str:
         """What a schema's champion still has of forgotten players, and what is done about it."""
-        forgotten = self._context.store_stats.forgotten(self.game, schema)
+        forgotten = self._forgets(now, schema)
         champion = now.model_of("champion", schema)
         if not champion or not (newest := learned_before(now, champion, forgotten)):
             return ""

@@ -31,7 +31,7 @@ from understudy.learn.centre import find_centre, may_have_centre
 from understudy.learn.held_out import Choice, symmetry_choice
 from understudy.learn.learner import Learner
 from understudy.learn.symmetry import find_symmetry
-from understudy.learn.warm_start import warm_start
+from understudy.learn.warm_start import keeps_play, warm_start
 from understudy.models.gate import Bounds, ModelCheck
 from understudy.models.manifest import Lineage
 from understudy.models.registry import Registry
@@ -146,8 +146,11 @@ class GameTraining:
         self.algorithm = settings.algorithm
         self.marks = Marks()
         self._start = start
-        self._started_from = ""
+        self.started_from = ""
         """The model whose weights were the first ones."""
+        self._keeps_play = False
+        """Whether a policy with these weights plays as that model does."""
+        self._is_prepared = False
         self.settings = settings
         self._varies_weight = (
             settings.algorithm == "iql"
@@ -194,7 +197,7 @@ class GameTraining:
                 if any(view) or self.marks.n_released:
                     self._show(*view)
                 self._job.restore(checkpoint)
-                self._started_from = checkpoint.facts.get("started_from", "")
+                self.started_from = checkpoint.facts.get("started_from", "")
         except (ConfigError, KeyError, TypeError) as error:  # written by another version
             self.engine.close()
             self._set_aside(error)
@@ -228,11 +231,14 @@ class GameTraining:
         algorithm = settings.algorithm_type(self.spec, settings.config)
         config = replace(settings.learner_config(), limiter=None)
         weights: Mapping[str, Array] = {}
-        self._started_from = ""
+        self.started_from = ""
+        self._keeps_play = False
         if self._start is not None:
             name, old = self._start
-            weights = warm_start(old, self.spec, network=algorithm.network, head=algorithm.head)
-            self._started_from = name if weights else ""
+            network = algorithm.network
+            weights = warm_start(old, self.spec, network=network, head=algorithm.head)
+            self.started_from = name if weights else ""
+            self._keeps_play = keeps_play(old, self.spec, network=network, head=algorithm.head)
         self.engine = FromStore(
             Learner(
                 algorithm,
@@ -288,32 +294,40 @@ class GameTraining:
                 "read_no": self.marks.read_no,
             }
             | ({"ranking": list(ranking)} if ranking else {})
-            | ({"started_from": self._started_from} if self._started_from else {}),
+            | ({"started_from": self.started_from} if self.started_from else {}),
             metrics=metrics | {"updates": float(self.updates)},
         )
 
-    def step(self, *, is_first: bool) -> None:
-        """Run one compiled call of updates; bc and iql first restart after a release.
+    def prepare(self, *, is_first: bool) -> bool:
+        """Do what comes before a training's first update; bc and iql first restart after a release.
 
-        Before the first one, calls may be those of clones that choose among mirror images.
-
+        False while clones are trained to choose among mirror images, a compiled call at a time.
         `is_first`: some steps are held out, to compare the first bot of a schema with.
         """
         if self.marks.updates and self.algorithm != "dqn":
             self._restart()
-        if not self.updates:
+        if not self.updates and not self._is_prepared:
             # Either may be behind the other.
             read_no = min(self._context.store_stats.read_no, self.engine.position.seen_no)
             self.marks = replace(self.marks, read_no=read_no)
-        finds_view = self._finds_centre or self._finds_symmetry
-        if not self.updates and finds_view and not self._find_view():
-            return
-        if is_first and not self.updates and not self.engine.has_held_out:
-            self.engine.hold_out()
-            self._save()
+            if (self._finds_centre or self._finds_symmetry) and not self._find_view():
+                return False
+            if is_first and not self.engine.has_held_out:
+                self.engine.hold_out()
+                self._save()
+            self._is_prepared = True
+        return True
+
+    def step(self) -> None:
+        """Run one compiled call of updates; call `prepare` before."""
         if self._job.saved_steps < 0:
             self._save()  # so that there is a checkpoint to restore
         self._job.step()
+
+    @property
+    def carries_over(self) -> bool:
+        """Whether it would release what an earlier schema's champion does, and has not yet."""
+        return self._keeps_play and not self.updates and not self.marks.n_released
 
     @property
     def choosing(self) -> str:
@@ -420,6 +434,7 @@ class GameTraining:
         self.engine.close()
         self._folder.rename(self._before)
         self._start = None
+        self._is_prepared = False
         self._create_engine()
         self.marks = replace(self.marks, updates=0)
         self._save()
@@ -479,7 +494,7 @@ class GameTraining:
                 "marks": asdict(self.marks),
                 "centre": getattr(config, "centre", ""),
                 "symmetry": getattr(config, "symmetry", ""),
-                "started_from": self._started_from,
+                "started_from": self.started_from,
             }
         )
         self.saved_s = self._context.clock.monotonic()

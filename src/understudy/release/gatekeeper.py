@@ -398,6 +398,21 @@ def replacements(now: Catalogue, schema: str, forgotten: Sequence[int]) -> list[
     return found
 
 
+def follows_carried_over(now: Catalogue, model_no: int) -> bool:
+    """Whether a model is the first one after a champion that was carried over to its schema."""
+    schema = now.models[model_no].schema
+    champion = now.model_of("champion", schema)
+    if not champion or not is_carried_over(now.models[champion].lineage):
+        return False
+    later = (no for no, one in now.models.items() if one.schema == schema and no > champion)
+    return model_no == min(later, default=0)
+
+
+def is_carried_over(lineage: Lineage) -> bool:
+    """Whether a model is the champion of an earlier schema, with the weights that it had there."""
+    return "started_from" in lineage.config and lineage.metrics.get("updates") == 0
+
+
 def _read_no(now: Catalogue, model_no: int) -> int:
     """The highest arrival number that was read when a model's training began."""
     return int(now.models[model_no].lineage.config.get("read_no", 0))

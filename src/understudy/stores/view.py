@@ -223,6 +223,13 @@ class StoreView:
                     first = min(first, row[0])
         return Cursor(str(first - 1))
 
+    def forgets_of(self, player: bytes) -> dict[int, float]:
+        """When a player was forgotten, in seconds, by the arrival number of the event."""
+        with self.snapshot() as db:
+            query = "SELECT * FROM events WHERE player = ?"
+            rows = db.execute(query, (tombstone_of(player),)).fetchall()
+        return {number: at_s for number, _, at_s, _ in (checked("events", row) for row in rows)}
+
     def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
         """Matching sessions, each once, in order of first arrival; none of forgotten players."""
         query = (

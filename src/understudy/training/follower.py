@@ -8,12 +8,12 @@ A reader that starts or resumes later catches up first, and then shares the page
 """
 
 import math
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from understudy.backends.local import open_view
+from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import UnderstudyError
 from understudy.experience.chunk import Chunk, ChunkId
 from understudy.ports import Cursor, Forgotten, Stored, Tail
@@ -56,7 +56,8 @@ class Reader(Protocol):
 class StoreFollower:
     """A view of a store and its readers; closed when the last one leaves. Not thread-safe."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, *, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self.view = open_view(store)
         self._readers: list[Reader] = []
 
@@ -77,11 +78,11 @@ class StoreFollower:
         other page is read. `max_items`: the size of a page.
         """
         end = self.view.next_arrival
-        until_s = time.monotonic() + max_s
+        until_s = self._clock.monotonic() + max_s
         has_read = False
         while self.follow(reader, max_items=max_items):
             has_read = True
-            if reader.position.seen_no + 1 >= end or time.monotonic() >= until_s:
+            if reader.position.seen_no + 1 >= end or self._clock.monotonic() >= until_s:
                 break
         return has_read
 

@@ -129,11 +129,23 @@ class FromStore:
                 "rejected; record with consent='granted', or check the game and its schema"
             )
         began_s = self._clock.monotonic()
-        self._source.measure(self._owners)
+        self._measure()
         calls = learner.counts.calls
         is_sound = learner.run(lambda: learner.counts.calls > calls, self)
         self._max_read_s = max(MAX_READ_S, self._clock.monotonic() - began_s)
         return is_sound
+
+    def _measure(self) -> None:
+        try:
+            self._source.measure(self._owners)
+        except ConfigError as error:
+            if not self._held_out:
+                raise
+            n_steps = sum(self._held_out.values())
+            raise ConfigError(
+                f"{error}; {n_steps} steps are held out to compare the bot with, so more episodes "
+                "may be all that is missing"
+            ) from None
 
     # --- Callbacks of the learner -----------------------------------------------------------------
 
@@ -158,7 +170,7 @@ class FromStore:
                 version=counts.version,
                 replay_ratio=counts.replay_ratio,
                 lag_versions=0,
-                metrics=metrics,
+                metrics={**metrics, **self._source.metrics},
             )
         )
 
@@ -409,5 +421,8 @@ def _with_rows(chunk: Chunk, is_kept: NDArray[np.bool_]) -> Chunk | None:
         if is_kept[note.row]
     )
     columns = {name: column[is_kept] for name, column in chunk.columns.items()}
+    if not is_kept[-1] and columns["row"][-1] == RowKind.BOOTSTRAP:
+        # The next chunk continues an episode that is left out here, not this one.
+        notes = (*notes[:-1], replace(notes[-1], cut=True))
     n_steps = int((columns["row"] == RowKind.STEP).sum())
     return Chunk(replace(chunk.meta, n_steps=n_steps, episodes=notes), columns)
