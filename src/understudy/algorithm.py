@@ -36,7 +36,7 @@ class Transitions:
     is_cloning: bool = False
     """The algorithm imitates recorded players, so it cannot learn from actors of its own run."""
     best_share: float = 1.0  # of a store's episodes: those with the highest returns
-    best_steps: int = 0  # with fewer steps in these, more episodes, up to half of them
+    best_steps: int = 0  # with fewer steps in these, more episodes: see learn/best_episodes.py
     extras: tuple[str, ...] = ()
     """Optional columns that `update` also reads, such as `logp`."""
 

@@ -170,6 +170,16 @@ def test_of_few_steps_a_larger_share_is_cloned(n_episodes: int, n_cloned: int):
     assert drawn_sessions(source) == set(range(n_episodes - n_cloned, n_episodes))
 
 
+def test_where_most_steps_are_of_open_episodes_all_are_cloned():
+    source = source_of(0.2, best_steps=60)
+    play(source, 0, [9.0])
+    play(source, 1, [1.0] * 30, end=None)
+    assert drawn_sessions(source) == {0, 1}
+    for session in range(2, 12):
+        play(source, session, [float(session)] * 10)
+    assert drawn_sessions(source) == set(range(6, 12)), "60 steps, more than half of those known"
+
+
 def test_the_limit_of_a_player_holds_among_the_players_of_the_best_episodes():
     source = source_of(0.5)
     players = {}

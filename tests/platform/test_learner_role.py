@@ -144,7 +144,7 @@ def in_turn(
             new_session(START_S + count, name.encode().rjust(10)),
             spec=spec,
             model=name,
-            ticket=partial(made.ticket, name, propensity) if propensity else None,
+            ticket=partial(made.ticket, name, propensity, spec=spec) if propensity else None,
         )
         for name in policies
     }

@@ -102,6 +102,18 @@ def known_returns(pieces: Mapping[ChunkId, Pieces], returns: Mapping[ChunkId, Fl
     return np.sort(every[~np.isnan(every)])
 
 
+def known_steps(
+    pieces: Mapping[ChunkId, Pieces], returns: Mapping[ChunkId, Floats]
+) -> tuple[int, int]:
+    """How many steps are of episodes whose return is known, and how many there are."""
+    n_known = n_steps = 0
+    for key, own in pieces.items():
+        steps = own.n_rows - 1
+        n_known += int(steps.sum(where=~np.isnan(returns[key])))
+        n_steps += int(steps.sum())
+    return n_known, n_steps
+
+
 def least_return(
     pieces: Mapping[ChunkId, Pieces],
     returns: Mapping[ChunkId, Floats],
@@ -111,15 +123,17 @@ def least_return(
 ) -> float:
     """The lowest return among the best share of the episodes; infinity if no return is known.
 
-    The share is larger, up to a half, where that share of all steps would be less than `min_steps`.
+    With `min_steps`, the share is larger, up to a half, where it would be fewer steps than these.
+    If then less than half of the steps are of episodes whose return is known, all count.
     """
     known = known_returns(pieces, returns)
+    if min_steps:
+        n_known, n_steps = known_steps(pieces, returns)
+        if 2 * n_known < n_steps:
+            return -math.inf
+        share = max(share, min(0.5, min_steps / max(1, n_known)))
     if not len(known):
         return math.inf
-    n_steps = sum(
-        int((own.n_rows - 1).sum(where=~np.isnan(returns[key]))) for key, own in pieces.items()
-    )
-    share = max(share, min(0.5, min_steps / max(1, n_steps)))
     # The tolerance is for rounding: 0.07 * 100 is 7.000000000000001.
     n_best = max(1, math.ceil(share * len(known) - 1e-9))
     return float(known[-n_best])

@@ -746,6 +746,7 @@ class ReplaySource:
         """The rows of the best episodes; None if all are drawn from, ConfigError without any."""
         needs = self.replay.needs
         best_share = needs.best_share
+        self.metrics = {}
         if best_share == 1:
             return None
         returns = returns_of(self._pieces, max_reward=self.max_reward)
@@ -755,6 +756,8 @@ class ReplaySource:
         self.least_return = least_return(
             self._pieces, returns, best_share, min_steps=needs.best_steps
         )
+        if self.least_return == -math.inf:
+            return None
         if self.least_return == math.inf:
             raise ConfigError(
                 f"no recorded episode is whole, so best_share={best_share} has none to choose "

@@ -295,9 +295,9 @@ class FromStore:
 
     def _as_good_as_learned(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
         """The chunks without episodes that would not be learned from for their returns."""
-        if self._replay.needs.best_share == 1:
-            return chunks
         self._source.weigh(self._owners)
+        if self._source.least_return == -math.inf:  # all episodes are learned from
+            return chunks
         pieces = {chunk.meta.id: pieces_of(chunk) for chunk in chunks}
         returns = returns_of(pieces, max_reward=self._source.max_reward)
         best = rows_from(pieces, returns, self._source.least_return)
