@@ -15,6 +15,7 @@ from understudy.algorithm import Batch, Transitions
 from understudy.experience.chunk import By
 from understudy.learn.outliers import (
     believable,
+    far_share,
     is_believable,
     obs_limits,
     reward_scales,
@@ -91,7 +92,17 @@ def test_a_few_steps_of_other_names_do_not_decide_what_is_learned(
 def test_rewards_of_few_players_that_are_much_larger_count_less(
     sizes: list[float], n_steps: list[int], scales: list[float]
 ):
-    assert reward_scales(sizes, n_steps) == scales
+    assert reward_scales(sizes, n_steps, [0.0] * len(sizes)) == scales
+
+
+def test_players_whose_observations_are_mostly_far_are_not_believed():
+    limits = {"obs": obs_limits([np.array([[0.0], [1.0], [2.0]])] * 10)}
+    believed = [0.0, 2.0, 9.0, 99.0]
+    assert far_share({"obs": np.array([believed, [1e3] * 4]).T.reshape(-1, 1)}, limits) == 0.5
+    assert far_share({}, {}) == 0.0
+    assert reward_scales([1.0] * 20, [10] * 20, [0.5] * 18 + [0.6, 1.0]) == [1.0] * 18 + [0.0] * 2
+    # What a third of the steps shows is not false.
+    assert reward_scales([1.0] * 20, [10] * 20, [0.9] * 7 + [0.0] * 13) == [1.0] * 20
 
 
 def test_lies_about_rewards_do_not_turn_what_is_learned_into_its_opposite():

@@ -192,9 +192,7 @@ def test_a_first_bot_that_plays_unlike_held_out_people_is_rejected_until_there_a
         player = bytes([seed]) * 16
         made.play(person(0.9), 5, player=player, max_steps=100)
         made.play(against, 16, player=player)
-    # With only the best episodes, it would learn from those alone in which people play well.
-    settings = {**CONFIG.settings, "bc": SMALL | {"best_share": 1.0}}
-    with role_of(made, replace(CONFIG, settings=settings)) as role:
+    with role_of(made) as role:
         status = until_idle(role)
         assert (status["champion"], status["models"], status["doing"]) == (0, 1, "wait")
         assert re.match(

@@ -461,17 +461,21 @@ def test_the_best_episodes_are_chosen_alike_after_a_resume_and_again_after_some_
         assert learned_players(one) == {6, 9}
 
 
-def test_a_clone_of_the_best_is_compared_with_held_out_episodes_that_are_as_good(tmp_path: Path):
+@pytest.mark.parametrize(("n_steps", "compared"), [(20, {3}), (12, {0, 1, 2, 3})])
+def test_a_clone_of_the_best_is_compared_with_held_out_episodes_that_are_as_good_if_there_are_any(
+    tmp_path: Path, n_steps: int, compared: set[int]
+):
     store = tmp_path / "store"
     for env in range(20):
-        put(store, whole_episode(env, float(env % 4)), player=bytes([env]) * 16)
+        episode = whole_episode(env, float(env % 4), n_steps=n_steps)
+        put(store, episode, player=bytes([env]) * 16)
     with contextlib.closing(clone(store, best_share=0.25)) as one:
         one.follow()
         one.hold_out()
         assert one.step()
         held_out = held_out_players(one)
-        assert held_out
-        assert {env % 4 for env in held_out | learned_players(one)} == {3}
+        assert {env % 4 for env in held_out} == compared
+        assert {env % 4 for env in learned_players(one)} == {3}
         with contextlib.closing(clone(store, best_share=0.25)) as resumed:
             resumed.restore(*one.checkpoint())
             assert held_out_players(resumed) == held_out

@@ -36,6 +36,8 @@ _LARGE = 2.0
 """Larger rewards are scaled down to this many times the usual size, on average over a player."""
 _TOO_LARGE = 10.0
 """From this many times the usual size on, none of a player's rewards is believed."""
+_MOST_ROWS = 0.5
+"""A player with more than this share of far observations is not believed."""
 _MAX_REPEATS = 4.0
 """How often a step of people is drawn at most, relative to a draw in which all steps are equal.
 Where people have stopped playing, their share would be a few steps that are learned by heart."""
@@ -98,25 +100,45 @@ def step_weights(n_steps: Sequence[int] | NDArray[np.float64]) -> list[float]:
     return [float(weight) for weight in weights]
 
 
-def reward_scales(sizes: Sequence[float], n_steps: Sequence[int]) -> list[float]:
+def reward_scales(
+    sizes: Sequence[float], n_steps: Sequence[int], far_shares: Sequence[float]
+) -> list[float]:
     """By player, the factor of its rewards, from 0 (not believed) to 1.
 
-    `sizes`: the average size of each player's rewards. What is usual is decided by steps, not by
-    players, of whom anyone can invent many. With it, a tenth of the steps cannot turn the average
-    reward of what most people do into its opposite.
+    `sizes`: the average size of each player's rewards. `far_shares`: the share of its observations
+    that are far from those of most players. What is usual is decided by steps, not by players, of
+    whom anyone can invent many. With it, a tenth of the steps cannot turn the average reward of
+    what most people do into its opposite.
     """
     size = np.asarray(sizes, np.float64)
     steps = np.asarray(n_steps, np.float64) * step_weights(n_steps)
+    scales = np.ones(len(size))
     if len(size) < _MIN_PLAYERS:
-        return [1.0] * len(size)
+        return scales.tolist()
     order = np.argsort(size, kind="stable")
     is_usual = np.cumsum(steps[order]) >= _USUAL_SHARE * steps.sum()
-    usual = size[order][np.argmax(is_usual)]
-    if not usual:  # most have none, so the others' are all that is known
-        return [1.0] * len(size)
-    times = size / usual
-    scales = np.where(times > _TOO_LARGE, 0.0, _LARGE / np.maximum(times, _LARGE))
-    return [float(scale) for scale in scales]
+    if usual := size[order][np.argmax(is_usual)]:  # else the others' are all that is known
+        times = size / usual
+        scales = np.where(times > _TOO_LARGE, 0.0, _LARGE / np.maximum(times, _LARGE))
+    is_far = np.asarray(far_shares) > _MOST_ROWS
+    if steps[is_far].sum() <= (1 - _USUAL_SHARE) * steps.sum():
+        scales = np.where(is_far, 0.0, scales)
+    return scales.tolist()
+
+
+def far_share(columns: Mapping[str, Array], limits: Mapping[str, Array]) -> float:
+    """The share of rows with a number far outside of its limits, as found by `obs_limits`.
+
+    Far is a hundred times the range of most players away from its middle.
+    """
+    is_far = np.zeros(len(next(iter(columns.values()))), np.bool_) if columns else np.zeros(1)
+    for name, ends in limits.items():
+        rows = columns[name].reshape(len(is_far), *ends.shape[1:])
+        with np.errstate(invalid="ignore"):  # a column without limits has no middle
+            middle = (ends[0] + ends[1]) / 2
+        width = (ends[1] - ends[0]) / (1 + 2 * _ROOM)
+        is_far |= (np.abs(rows - middle) > _FAR * width).reshape(len(is_far), -1).any(axis=1)
+    return float(is_far.mean())
 
 
 class SharedWeights(NamedTuple):

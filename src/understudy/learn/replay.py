@@ -32,6 +32,7 @@ from understudy.learn.best_episodes import (
 from understudy.learn.outliers import (
     Limits,
     believable,
+    far_share,
     obs_limits,
     reward_scales,
     reward_size,
@@ -330,31 +331,39 @@ class HostReplay:
         return RowWeights(learned, drawn, reward if reward_scales else None)
 
     def reward_scales(
-        self, players: Mapping[uuid.UUID, bytes], *, max_reward: float
+        self, players: Mapping[uuid.UUID, bytes], limits: Limits | None
     ) -> dict[bytes, float]:
-        """Factors of the rewards of players who have much larger ones than most; others are 1.
+        """Factors of the rewards of players who differ much from most; those of others are 1.
 
-        Rewards above `max_reward`, which are not believed anyway, do not count.
+        Rewards beyond the limits, which are not believed anyway, do not count.
         """
         sizes = np.abs(self._facts[:, RETURN])
-        counted = self._may_sample() & (sizes <= max_reward)
-        by_player: dict[bytes, tuple[float, int]] = {}
-        for (session, _), span in self._ring.spans.items():
-            rows = slice(span.start, span.start + span.n_rows)
-            player = players.get(session, session.bytes)
-            total, n_steps = by_player.get(player, (0.0, 0))
-            by_player[player] = (
-                total + float(sizes[rows].sum(where=counted[rows], dtype=np.float64)),
-                n_steps + int(np.count_nonzero(counted[rows])),
-            )
-        totals = [(player, total, n_steps) for player, (total, n_steps) in by_player.items()]
+        counted = self._may_sample()
+        if limits is not None:
+            counted &= sizes <= limits.max_reward
+        rows_of = self._rows_by_player(players)
+        n_steps = [int(np.count_nonzero(counted[rows])) for rows in rows_of.values()]
         scales = reward_scales(
-            [total / max(1, n_steps) for _, total, n_steps in totals],
-            [n_steps for *_, n_steps in totals],
+            [
+                float(sizes[rows].sum(where=counted[rows], dtype=np.float64)) / max(1, n)
+                for rows, n in zip(rows_of.values(), n_steps, strict=True)
+            ],
+            n_steps,
+            [
+                far_share({name: self._columns[name][rows] for name in limits.obs}, limits.obs)
+                if limits is not None
+                else 0.0
+                for rows in _some_of_each(rows_of)
+            ],
         )
-        return {
-            player: scale for (player, *_), scale in zip(totals, scales, strict=True) if scale < 1
-        }
+        return {player: scale for player, scale in zip(rows_of, scales, strict=True) if scale < 1}
+
+    def _rows_by_player(self, players: Mapping[uuid.UUID, bytes]) -> dict[bytes, Rows]:
+        spans: dict[bytes, list[Rows]] = {}
+        for (session, _), span in self._ring.spans.items():
+            rows = np.arange(span.start, span.start + span.n_rows)
+            spans.setdefault(players.get(session, session.bytes), []).append(rows)
+        return {player: np.concatenate(own) for player, own in spans.items()}
 
     def _marked(self, rows_of: Mapping[ChunkId, NDArray[np.bool_]]) -> NDArray[np.bool_]:
         """The rows of the ring that are marked in their chunk."""
@@ -368,16 +377,9 @@ class HostReplay:
 
     def limits(self, players: Mapping[uuid.UUID, bytes]) -> Limits:
         """The limits of rewards and observations, by the players of these sessions."""
-        spans: dict[bytes, list[NDArray[np.int64]]] = {}
-        for (session, _), span in self._ring.spans.items():
-            rows = np.arange(span.start, span.start + span.n_rows)
-            spans.setdefault(players.get(session, session.bytes), []).append(rows)
-        rows_of = [np.concatenate(own) for own in spans.values()]
-        few = max(_LEAST_COMPARED, min(_MOST_COMPARED, _ALL_COMPARED // max(1, len(rows_of))))
-        compared = [
-            rows[np.linspace(0, len(rows) - 1, min(few, len(rows))).astype(np.int64)]
-            for rows in rows_of
-        ]
+        by_player = self._rows_by_player(players)
+        rows_of = by_player.values()
+        compared = _some_of_each(by_player)
         return Limits(
             believable([reward_size(self._facts[rows, RETURN]) for rows in rows_of]),
             {
@@ -527,6 +529,15 @@ class HostReplay:
             next_action_mask=None if masks is None else masks[1],
             extras={name: self._columns[name].take(rows, axis=0) for name in layout.extras},
         )
+
+
+def _some_of_each(rows_of: Mapping[bytes, Rows]) -> list[Rows]:
+    """Some rows of each player, evenly spread, by which players are compared."""
+    few = max(_LEAST_COMPARED, min(_MOST_COMPARED, _ALL_COMPARED // max(1, len(rows_of))))
+    return [
+        rows[np.linspace(0, len(rows) - 1, min(few, len(rows))).astype(np.int64)]
+        for rows in rows_of.values()
+    ]
 
 
 # --- The balance of samples and inserts -----------------------------------------------------------
@@ -725,7 +736,7 @@ class ReplaySource:
         """Find the weights, by the players of sessions, if the steps have changed."""
         if self._weighed != self.replay.n_edits:
             self._drop_evicted()
-            self._scales = self.replay.reward_scales(players, max_reward=self.max_reward)
+            self._scales = self.replay.reward_scales(players, self.limits)
             self.weights = self.replay.row_weights(
                 players,
                 self._bot_rows,

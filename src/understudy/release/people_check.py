@@ -15,9 +15,9 @@ from understudy.algorithm import Batch
 from understudy.core.plural import plural
 from understudy.models.gate import ModelCheck
 from understudy.nn.policy import Policy
+from understudy.training.from_store import MIN_COMPARED_STEPS
 
 NAME = "people"
-_MIN_STEPS = 20
 _ROUNDING = 1e-6
 
 Floats = NDArray[np.float64]
@@ -33,7 +33,7 @@ def check_with_people(
     or whose steps are false, do not.
     """
     n_steps = sum(len(batch.action) for batch in held_out)
-    if n_steps < _MIN_STEPS:
+    if n_steps < MIN_COMPARED_STEPS:
         return None
     players = plural(len(held_out), "player")
     where = f"{n_steps} held-out steps of {len(held_out)} {players}"

@@ -37,6 +37,8 @@ HELD_OUT_SHARE = 0.2
 MAX_HELD_OUT_SHARE = 1 / 3
 MANY_PLAYERS = 15
 """From this many players on, whole players are held out."""
+MIN_COMPARED_STEPS = 20
+"""Held-out steps that are needed to compare a bot with people."""
 _COMPARED_STEPS = 4_096
 IDLE_S = 60.0
 """A session counts as ended after this long without a chunk, if it was active during training."""
@@ -274,7 +276,7 @@ class FromStore:
         """The held-out steps, a batch for each player; those erased since then are omitted.
 
         If only the best episodes are cloned, these are the steps of whole episodes that are as
-        good as those.
+        good as those, unless they are too few.
         """
         algorithm = self.learner.algorithm
         assert isinstance(algorithm.needs, Transitions)
@@ -294,7 +296,10 @@ class FromStore:
         return batches
 
     def _as_good_as_learned(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
-        """The chunks without episodes that would not be learned from for their returns."""
+        """The chunks without episodes that would not be learned from for their returns.
+
+        All chunks, if too few steps would be left to compare a bot with.
+        """
         self._source.weigh(self._owners)
         if self._source.least_return == -math.inf:  # all episodes are learned from
             return chunks
@@ -302,7 +307,9 @@ class FromStore:
         returns = returns_of(pieces, max_reward=self._source.max_reward)
         best = rows_from(pieces, returns, self._source.least_return)
         some = (_with_rows(chunk, best[chunk.meta.id]) for chunk in chunks)
-        return [chunk for chunk in some if chunk is not None]
+        as_good = [chunk for chunk in some if chunk is not None]
+        is_enough = sum(chunk.meta.n_steps for chunk in as_good) >= MIN_COMPARED_STEPS
+        return as_good if is_enough else chunks
 
     def _end(self, session: uuid.UUID) -> None:
         if self._received_s.pop(session, None) is not None:
