@@ -210,7 +210,7 @@ def best_episodes(episodes: Sequence[list[Row]], config: Any) -> Sequence[list[R
     if share == 1:
         return episodes
     n_steps = sum(map(len, episodes[:-1]))
-    share = max(share, min(0.5, config.best_steps / n_steps))
+    share = max(share, min(0.5, config.best_steps / max(1, n_steps)))
     returns = [sum(row[2] for row in rows) for rows in episodes[:-1]]
     least = sorted(returns)[-math.ceil(share * len(returns))]
     return [rows for rows, own in zip(episodes, returns, strict=False) if own >= least]

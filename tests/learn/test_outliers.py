@@ -15,7 +15,7 @@ from understudy.algorithm import Batch, Transitions
 from understudy.experience.chunk import By
 from understudy.learn.outliers import (
     believable,
-    far_share,
+    false_rows,
     is_believable,
     obs_limits,
     reward_scales,
@@ -92,38 +92,56 @@ def test_a_few_steps_of_other_names_do_not_decide_what_is_learned(
 def test_rewards_of_few_players_that_are_much_larger_count_less(
     sizes: list[float], n_steps: list[int], scales: list[float]
 ):
-    assert reward_scales(sizes, n_steps, [0.0] * len(sizes)) == scales
+    assert reward_scales(sizes, n_steps, [0.0] * len(sizes)).tolist() == scales
 
 
-def test_players_whose_observations_are_mostly_far_are_not_believed():
+def test_players_whose_observations_are_mostly_false_are_not_believed():
     limits = {"obs": obs_limits([np.array([[0.0], [1.0], [2.0]])] * 10)}
-    believed = [0.0, 2.0, 9.0, 99.0]
-    assert far_share({"obs": np.array([believed, [1e3] * 4]).T.reshape(-1, 1)}, limits) == 0.5
-    assert far_share({}, {}) == 0.0
-    assert reward_scales([1.0] * 20, [10] * 20, [0.5] * 18 + [0.6, 1.0]) == [1.0] * 18 + [0.0] * 2
-    # What a third of the steps shows is not false.
-    assert reward_scales([1.0] * 20, [10] * 20, [0.9] * 7 + [0.0] * 13) == [1.0] * 20
+    assert not false_rows({"obs": np.array([[0.0], [9.0], [1e5]])}, limits).any()
+    assert false_rows({"obs": np.array([[1e7], [0.0], [-1e9]])}, limits).tolist() == [1, 0, 1]
+
+    def scales(false_shares: list[float]) -> list[float]:
+        believed: list[float] = reward_scales([1.0] * 20, [10] * 20, false_shares).tolist()
+        return believed
+
+    assert scales([0.5] * 18 + [0.6, 1.0]) == [1.0] * 18 + [0.0] * 2
+    assert scales([0.9] * 7 + [0.0] * 13) == [1.0] * 20, "what a third of the steps shows is true"
 
 
-def test_lies_about_rewards_do_not_turn_what_is_learned_into_its_opposite():
+def told_by_twenty(rewards: dict[int, list[float]]) -> Any:
+    """A batch of twenty players, of whom some tell other rewards than about 1, and the players."""
     replay = HostReplay(GAME, Transitions(batch=256), ReplayConfig(capacity=4_096))
     source = ReplaySource(replay, None, updates=8, batch=256, root_seed=0)
-    factors = {18: -4.0, 19: -100.0}  # two liars of twenty players
     for session in range(20):
-        told = tuple(
-            replace(step, reward=factors.get(session, 1.0) * (1 + session / 100))
-            for step in steps(20)
-        )
+        own = rewards.get(session, [1 + session / 100])
+        told = tuple(replace(step, reward=own[at % len(own)]) for at, step in enumerate(steps(20)))
         replay.insert(Piece(session, 0, told).chunk())
         replay.close(session_id(session))
     source.measure({session_id(session): bytes([session]) for session in range(20)})
     batch = source.draw(0, importance_exponent=0.0)
-    session = batch.obs["obs"][..., 1]
-    assert (batch.weight[session == 19] == 0).all()
-    of_honest = batch.reward[(session < 18) & (batch.weight > 0)]
-    of_liar = batch.reward[session == 18]
-    assert of_honest.min() >= 1
-    assert of_liar.min() == pytest.approx(-2 * 1.15), "twice what is usual"
+    return batch, batch.obs["obs"][..., 1], source.metrics
+
+
+def test_lies_about_rewards_do_not_turn_what_is_learned_into_its_opposite():
+    batch, player, metrics = told_by_twenty({18: [-4.0], 19: [-100.0]})
+    assert (batch.weight[player == 19] == 0).all()
+    assert metrics == {"unbelieved_players": 1}
+    assert batch.reward[(player < 18) & (batch.weight > 0)].min() >= 1
+    assert batch.reward[player == 18].min() == pytest.approx(-2 * 1.15), "twice what is usual"
+
+
+def test_rewards_beyond_the_limit_do_not_count_because_others_are_scaled_down():
+    batch, player, _ = told_by_twenty({18: [-9.9, -490.0], 19: [-9.9, -101.0, -130.0]})
+    told = batch.weight * batch.reward
+    assert told[player < 18].sum() > 5 * abs(told[player >= 18].sum())
+
+
+def test_players_who_win_far_more_often_than_most_are_believed():
+    rare = [0.0] * 9 + [1.0]
+    batch, player, metrics = told_by_twenty(dict.fromkeys(range(17), rare) | {18: [1.0], 19: [1.0]})
+    assert (batch.weight == 1).all()
+    assert (batch.reward[player == 19] == 1).all()
+    assert not metrics
 
 
 def test_steps_of_who_plays_most_weigh_less_in_a_draw():

@@ -106,7 +106,8 @@ def known_steps(
     pieces: Mapping[ChunkId, Pieces], returns: Mapping[ChunkId, Floats]
 ) -> tuple[int, int]:
     """How many steps are of episodes whose return is known, and how many there are."""
-    n_known = n_steps = 0
+    n_known = 0
+    n_steps = 0
     for key, own in pieces.items():
         steps = own.n_rows - 1
         n_known += int(steps.sum(where=~np.isnan(returns[key])))

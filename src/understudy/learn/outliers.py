@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 from understudy.algorithm import Batch
 from understudy.core.tensors import Array
 
+Floats = NDArray[np.float64]
+
 _FAR = 100.0
 """A reward this many times as large as any that most players have is not believed."""
 _VERY_FAR = 1e6
-"""The same, relative to the median of the player's own rewards."""
+"""The same, relative to the median of the player's own rewards. An observation this many times the
+range of most players away from its middle is false."""
 _LARGEST_REWARD = 1e6
 """Games with larger rewards are scaled down to this: squares of float32 overflow from 1e19 on."""
 _MAX_SHARE = 0.1
@@ -33,11 +36,11 @@ _MIN_PLAYERS = 10
 _USUAL_SHARE = 0.8
 """The share of the steps whose players have rewards of a usual size, or smaller ones."""
 _LARGE = 2.0
-"""Larger rewards are scaled down to this many times the usual size, on average over a player."""
+"""A player's rewards are scaled down to this many times the usual size, if they are larger."""
 _TOO_LARGE = 10.0
-"""From this many times the usual size on, none of a player's rewards is believed."""
+"""Above this many times the usual size, none of a player's rewards is believed."""
 _MOST_ROWS = 0.5
-"""A player with more than this share of far observations is not believed."""
+"""A player with more than this share of false observations is not believed."""
 _MAX_REPEATS = 4.0
 """How often a step of people is drawn at most, relative to a draw in which all steps are equal.
 Where people have stopped playing, their share would be a few steps that are learned by heart."""
@@ -101,44 +104,42 @@ def step_weights(n_steps: Sequence[int] | NDArray[np.float64]) -> list[float]:
 
 
 def reward_scales(
-    sizes: Sequence[float], n_steps: Sequence[int], far_shares: Sequence[float]
-) -> list[float]:
+    sizes: Sequence[float] | Floats,
+    n_steps: Sequence[int] | NDArray[np.int64],
+    false_shares: Sequence[float] | Floats,
+) -> Floats:
     """By player, the factor of its rewards, from 0 (not believed) to 1.
 
-    `sizes`: the average size of each player's rewards. `far_shares`: the share of its observations
-    that are far from those of most players. What is usual is decided by steps, not by players, of
-    whom anyone can invent many. With it, a tenth of the steps cannot turn the average reward of
-    what most people do into its opposite.
+    `sizes`: the average size of each player's rewards, without steps that have none, which good
+    players have less often. `false_shares`: the share of its observations that are false. What is
+    usual is decided by steps, not by players, of whom anyone can invent many.
     """
     size = np.asarray(sizes, np.float64)
-    steps = np.asarray(n_steps, np.float64) * step_weights(n_steps)
+    steps = np.asarray(n_steps, np.float64) * step_weights(np.asarray(n_steps, np.float64))
     scales = np.ones(len(size))
     if len(size) < _MIN_PLAYERS:
-        return scales.tolist()
+        return scales
     order = np.argsort(size, kind="stable")
     is_usual = np.cumsum(steps[order]) >= _USUAL_SHARE * steps.sum()
     if usual := size[order][np.argmax(is_usual)]:  # else the others' are all that is known
         times = size / usual
         scales = np.where(times > _TOO_LARGE, 0.0, _LARGE / np.maximum(times, _LARGE))
-    is_far = np.asarray(far_shares) > _MOST_ROWS
-    if steps[is_far].sum() <= (1 - _USUAL_SHARE) * steps.sum():
-        scales = np.where(is_far, 0.0, scales)
-    return scales.tolist()
+    is_false = np.asarray(false_shares) > _MOST_ROWS
+    if steps[is_false].sum() <= (1 - _USUAL_SHARE) * steps.sum():
+        scales = np.where(is_false, 0.0, scales)
+    return scales
 
 
-def far_share(columns: Mapping[str, Array], limits: Mapping[str, Array]) -> float:
-    """The share of rows with a number far outside of its limits, as found by `obs_limits`.
-
-    Far is a hundred times the range of most players away from its middle.
-    """
-    is_far = np.zeros(len(next(iter(columns.values()))), np.bool_) if columns else np.zeros(1)
+def false_rows(columns: Mapping[str, Array], limits: Mapping[str, Array]) -> NDArray[np.bool_]:
+    """The rows with a false number in a column, by its limits as found by `obs_limits`."""
+    is_false = np.zeros(len(next(iter(columns.values()))), np.bool_)
     for name, ends in limits.items():
-        rows = columns[name].reshape(len(is_far), *ends.shape[1:])
         with np.errstate(invalid="ignore"):  # a column without limits has no middle
             middle = (ends[0] + ends[1]) / 2
         width = (ends[1] - ends[0]) / (1 + 2 * _ROOM)
-        is_far |= (np.abs(rows - middle) > _FAR * width).reshape(len(is_far), -1).any(axis=1)
-    return float(is_far.mean())
+        is_far = np.abs(columns[name] - middle) > _VERY_FAR * width
+        is_false |= is_far.reshape(len(is_false), -1).any(axis=1)
+    return is_false
 
 
 class SharedWeights(NamedTuple):

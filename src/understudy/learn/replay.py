@@ -32,7 +32,7 @@ from understudy.learn.best_episodes import (
 from understudy.learn.outliers import (
     Limits,
     believable,
-    far_share,
+    false_rows,
     obs_limits,
     reward_scales,
     reward_size,
@@ -326,7 +326,8 @@ class HostReplay:
             rows = slice(span.start, span.start + span.n_rows)
             player = players.get(session, session.bytes)
             of_people, of_bots = weights_of.get(player, (1.0, 1.0))
-            reward[rows] = scale = (reward_scales or {}).get(player, 1.0)
+            scale = (reward_scales or {}).get(player, 1.0)
+            reward[rows] = scale
             learned[rows] = np.where(by_bot[rows], of_bots, of_people) * (scale > 0)
         return RowWeights(learned, drawn, reward if reward_scales else None)
 
@@ -337,33 +338,34 @@ class HostReplay:
 
         Rewards beyond the limits, which are not believed anyway, do not count.
         """
-        sizes = np.abs(self._facts[:, RETURN])
-        counted = self._may_sample()
-        if limits is not None:
-            counted &= sizes <= limits.max_reward
-        rows_of = self._rows_by_player(players)
-        n_steps = [int(np.count_nonzero(counted[rows])) for rows in rows_of.values()]
-        scales = reward_scales(
-            [
-                float(sizes[rows].sum(where=counted[rows], dtype=np.float64)) / max(1, n)
-                for rows, n in zip(rows_of.values(), n_steps, strict=True)
-            ],
-            n_steps,
-            [
-                far_share({name: self._columns[name][rows] for name in limits.obs}, limits.obs)
-                if limits is not None
-                else 0.0
-                for rows in _some_of_each(rows_of)
-            ],
-        )
-        return {player: scale for player, scale in zip(rows_of, scales, strict=True) if scale < 1}
-
-    def _rows_by_player(self, players: Mapping[uuid.UUID, bytes]) -> dict[bytes, Rows]:
-        spans: dict[bytes, list[Rows]] = {}
+        index: dict[bytes, int] = {}
+        owner = np.zeros(self.capacity, np.int64)
         for (session, _), span in self._ring.spans.items():
-            rows = np.arange(span.start, span.start + span.n_rows)
-            spans.setdefault(players.get(session, session.bytes), []).append(rows)
-        return {player: np.concatenate(own) for player, own in spans.items()}
+            player = players.get(session, session.bytes)
+            rows = slice(span.start, span.start + span.n_rows)
+            owner[rows] = index.setdefault(player, len(index))
+
+        def by_player(rows: Rows, values: Any = None) -> Any:
+            return np.bincount(owner[rows], values, minlength=len(index))
+
+        every = np.flatnonzero(self._may_sample())
+        sizes = np.abs(self._facts[every, RETURN]).astype(np.float64)
+        is_counted = (sizes > 0) & (sizes <= (math.inf if limits is None else limits.max_reward))
+        rewarded = every[is_counted]
+        false_shares = np.zeros(len(index))
+        if limits is not None and limits.obs:
+            few = np.linspace(0, len(every) - 1, min(len(every), _ALL_COMPARED)).astype(np.int64)
+            some = every[few]
+            is_false = false_rows(
+                {name: self._columns[name][some] for name in limits.obs}, limits.obs
+            )
+            false_shares = by_player(some, is_false) / np.maximum(1, by_player(some))
+        scales = reward_scales(
+            by_player(rewarded, sizes[is_counted]) / np.maximum(1, by_player(rewarded)),
+            by_player(every),
+            false_shares,
+        )
+        return {player: float(scales[at]) for player, at in index.items() if scales[at] < 1}
 
     def _marked(self, rows_of: Mapping[ChunkId, NDArray[np.bool_]]) -> NDArray[np.bool_]:
         """The rows of the ring that are marked in their chunk."""
@@ -377,9 +379,16 @@ class HostReplay:
 
     def limits(self, players: Mapping[uuid.UUID, bytes]) -> Limits:
         """The limits of rewards and observations, by the players of these sessions."""
-        by_player = self._rows_by_player(players)
-        rows_of = by_player.values()
-        compared = _some_of_each(by_player)
+        spans: dict[bytes, list[Rows]] = {}
+        for (session, _), span in self._ring.spans.items():
+            rows = np.arange(span.start, span.start + span.n_rows)
+            spans.setdefault(players.get(session, session.bytes), []).append(rows)
+        rows_of = [np.concatenate(own) for own in spans.values()]
+        few = max(_LEAST_COMPARED, min(_MOST_COMPARED, _ALL_COMPARED // max(1, len(rows_of))))
+        compared = [
+            rows[np.linspace(0, len(rows) - 1, min(few, len(rows))).astype(np.int64)]
+            for rows in rows_of
+        ]
         return Limits(
             believable([reward_size(self._facts[rows, RETURN]) for rows in rows_of]),
             {
@@ -531,15 +540,6 @@ class HostReplay:
         )
 
 
-def _some_of_each(rows_of: Mapping[bytes, Rows]) -> list[Rows]:
-    """Some rows of each player, evenly spread, by which players are compared."""
-    few = max(_LEAST_COMPARED, min(_MOST_COMPARED, _ALL_COMPARED // max(1, len(rows_of))))
-    return [
-        rows[np.linspace(0, len(rows) - 1, min(few, len(rows))).astype(np.int64)]
-        for rows in rows_of.values()
-    ]
-
-
 # --- The balance of samples and inserts -----------------------------------------------------------
 
 
@@ -664,7 +664,7 @@ class ReplaySource:
     """Factors of the rewards of some players, when the weights were computed."""
     metrics: dict[str, float] = field(default_factory=dict)
     """`best_episodes` and `known_episodes`, if only the best episodes are drawn from: how many are,
-    and of how many the return is known."""
+    and of how many the return is known. `unbelieved_players`, if there are any."""
     _weighed: int | None = None
     """Edits of the replay when these weights were computed."""
     _drawn: Drawn | None = None
@@ -714,11 +714,13 @@ class ReplaySource:
     def limited(self, drawn: Drawn) -> Batch:
         """Drawn batches without what is not believed, and with the weights of their players."""
         batches = drawn.batches
+        if self.limits is not None:
+            batches = self.limits.apply(batches)
         if self.weights.learned is not None:
             batches = batches._replace(weight=batches.weight * self.weights.learned[drawn.rows])
         if self.weights.reward is not None:
             batches = batches._replace(reward=batches.reward * self.weights.reward[drawn.rows])
-        return batches if self.limits is None else self.limits.apply(batches)
+        return batches
 
     def measure(self, players: Mapping[uuid.UUID, bytes]) -> None:
         """Find the limits and weights, by the players of sessions.
@@ -737,6 +739,8 @@ class ReplaySource:
         if self._weighed != self.replay.n_edits:
             self._drop_evicted()
             self._scales = self.replay.reward_scales(players, self.limits)
+            n_unbelieved = sum(not scale for scale in self._scales.values())
+            self.metrics = {"unbelieved_players": n_unbelieved} if n_unbelieved else {}
             self.weights = self.replay.row_weights(
                 players,
                 self._bot_rows,
@@ -757,7 +761,6 @@ class ReplaySource:
         """The rows of the best episodes; None if all are drawn from, ConfigError without any."""
         needs = self.replay.needs
         best_share = needs.best_share
-        self.metrics = {}
         if best_share == 1:
             return None
         returns = returns_of(self._pieces, max_reward=self.max_reward)
@@ -776,7 +779,7 @@ class ReplaySource:
             )
         known = known_returns(self._pieces, returns)
         n_best = int((known >= self.least_return).sum())
-        self.metrics = {"best_episodes": n_best, "known_episodes": len(known)}
+        self.metrics |= {"best_episodes": n_best, "known_episodes": len(known)}
         return rows_from(self._pieces, returns, self.least_return)
 
     def _note(self, chunk: Chunk) -> None:

@@ -300,7 +300,7 @@ class FromStore:
 
         All chunks, if too few steps would be left to compare a bot with.
         """
-        self._source.weigh(self._owners)
+        self._source.measure(self._owners)
         if self._source.least_return == -math.inf:  # all episodes are learned from
             return chunks
         pieces = {chunk.meta.id: pieces_of(chunk) for chunk in chunks}
