@@ -42,6 +42,7 @@ async function scenario({ steps, spec }) {
   const server = platform();
   const seen = [];
   const names = [];
+  const ticketsOfNewBots = [];
   let game = null;
   let clockMs = 0;
   for (const step of steps) {
@@ -60,7 +61,10 @@ async function scenario({ steps, spec }) {
         trust: step.start.trust ?? [],
       };
       game = await connect(spec.game, { ...how, now: () => Date.now() + clockMs });
-      game.onBot((name) => names.push(name));
+      game.onBot((name) => {
+        names.push(name);
+        ticketsOfNewBots.push(game.pickBot()?.ticket ?? null);
+      });
     }
     if (step.otherPageSaw) {
       const key = [...stored.items.keys()].find((name) => name.includes("/bot/"));
@@ -117,7 +121,7 @@ async function scenario({ steps, spec }) {
     seen.push(result);
   }
   await game?.close(1);
-  return { seen, names };
+  return { seen, names, ticketsOfNewBots };
 }
 
 const checked = async ([text, trust]) =>

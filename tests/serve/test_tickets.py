@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,12 @@ def opened(gateway: Running, text: str) -> Ticket:
 def test_tickets_are_drawn_between_the_bots_of_the_trial(gateway: Running):
     key = gateway.key("play", game="cart")
     none = gateway.ask("POST", PATH, key, {"schema": CART.schema})
-    assert none.json == {"entry": 0, "valid_s": 0.0, "tickets": []}
+    assert none.json == {"entry": 0, "models": [], "valid_s": 0.0, "tickets": []}
     entry = trial(gateway)
     asked = {"schema": CART.schema, "n": 128}
     until_entry(gateway, key, entry)
     batch = gateway.ask("POST", PATH, key, asked).json
-    assert (batch["entry"], batch["valid_s"]) == (entry, 86_400)
+    assert (batch["entry"], batch["models"], batch["valid_s"]) == (entry, [2, 3, 1], 86_400)
     drawn: Counter[tuple[int, float]] = Counter()
     ids = set()
     for _ in range(40):
@@ -81,6 +82,7 @@ def test_tickets_are_drawn_between_the_bots_of_the_trial(gateway: Running):
     assert drawn[3, 0.25] == pytest.approx(960, abs=140)
     assert drawn[2, 0.75] == pytest.approx(2880, abs=180)
     batch = gateway.ask("POST", PATH, key, asked | {"control": False}).json
+    assert batch["models"] == [2, 3]
     draws = [opened(gateway, each["ticket"]) for each in batch["tickets"]]
     assert {(ticket.model_no, ticket.propensity) for ticket in draws} == {(3, 0.25), (2, 0.75)}
 
@@ -210,9 +212,12 @@ def test_a_drawn_bot_that_is_too_slow_or_fails_keeps_its_ticket(
             answered.set()
             texts.append(first["ticket"])
         monkeypatch.setattr(Policy, "decide", decide)
+
+        def is_played(text: str) -> bool:
+            return bool(act(ticket=text)["model_no"] == opened(gateway, text).model_no)
+
         for text in texts:
-            until(lambda text=text: not act(ticket=text)["is_fallback"])
-            assert act(ticket=text)["model_no"] == opened(gateway, text).model_no
+            until(partial(is_played, text))
 
 
 def test_without_a_schema_the_ticket_names_it_also_when_a_newer_one_gets_its_champion(

@@ -234,8 +234,8 @@ class Ask(Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     """How random the bot's choices are; null: as released."""
     schema: Schema | None = None
-    """The schema of the observation's spec; by default that of the ticket, and without one the newest
-    that has a champion."""
+    """The schema of the observation's spec; by default that of the ticket, and without a ticket the
+    newest that has a champion."""
     draw: bool = False
     """Whether an episode begins, whose bot is to be drawn, once, if a canary is on trial."""
     ticket: TicketText | None = None
