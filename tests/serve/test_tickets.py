@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.serve.gateways import CART, Running, running
+from understudy.experience.game import game_spec
 from understudy.experience.intake import deployment_key
 from understudy.experience.ticket import Ticket, TicketSeal
 from understudy.models.catalogue import Control
 from understudy.nn.policy import Policy
 from understudy.serve.state import GatewayConfig
-from understudy.testing.samples import game_spec
 
 PATH = "/v1/games/cart/tickets"
 ACT = "/v1/games/cart/act"
