@@ -364,12 +364,10 @@ def test_tickets_of_earlier_models_are_not_used_until_they_are_dropped(tmp_path)
     scenario = Scenario(tmp_path)
     first = scenario.release(1)
     canary = scenario.release(2, "canary", share=0.5) | tickets(scenario, *[2] * 999)
-    # In its listener, the game draws with the new champion and the tickets of the former.
-    promoted = scenario.release(0) | {"untilBot": "my-game/3"}
-    found = played(first, canary, promoted)
-    assert found["seen"][1]["tickets"][0] is not None
-    assert found["names"] == ["my-game/1", "my-game/3"]
-    assert found["ticketsOfNewBots"] == [None, None]
+    found = played(first, canary, {"promotesCanary": True, "episodes": 9})["seen"]
+    assert found[1]["tickets"][0] is not None
+    assert found[2]["models"] == [["my-game/2", 2]] * 9
+    assert found[2]["tickets"] == [None] * 9
 
 
 def test_a_canary_that_fails_a_check_plays_nowhere(tmp_path):
