@@ -2965,8 +2965,8 @@ class Bots {
      *   rejected
      */
     this._seen = { champion: 0, canary: 0 };
-    /** @type {{about: string, untilMs: number, left: DrawnTicket[]}} the draws of the next episodes */
-    this._tickets = { about: "", untilMs: 0, left: [] };
+    /** @type {{trial: string, untilMs: number, left: DrawnTicket[]}} the draws of the next episodes */
+    this._tickets = { trial: "", untilMs: 0, left: [] };
     this._ticketBackoff = new Backoff(clock, random);
     this._isFetchingTickets = false;
     this._after = this._goodNumber = 0;
@@ -3005,11 +3005,20 @@ class Bots {
     if (champion && this._exploreShare && this._random() < this._exploreShare)
       return { ...champion, ...exploringSkill(champion.manifest.lineage?.config?.temperature) };
     if (!canary) return champion;
-    const { left, untilMs } = this._tickets;
-    const drawn = this._clock.monotonic() < untilMs ? left.shift() : undefined;
-    if (2 * left.length <= N_TICKETS) void this._fetchTickets();
+    const { trial, left, untilMs } = this._tickets;
+    // Tickets of other models are not used: if only some of them were, the comparison would be biased.
+    const areValid = trial === this._trial() && this._clock.monotonic() < untilMs;
+    const drawn = areValid ? left.shift() : undefined;
+    if (!drawn || 2 * left.length <= N_TICKETS) void this._fetchTickets();
     const bot = this._liveBots().find((live) => live.manifest.model_no === drawn?.model_no);
     return drawn && bot ? { ...bot, ticket: drawn.ticket } : champion;
+  }
+
+  /** The canary's entry and the live models, as they must be in the batch of a ticket; empty without a canary. */
+  _trial() {
+    const { canary, entry = 0 } = this._live;
+    const models = this._liveBots().map((bot) => bot.manifest.model_no);
+    return canary ? trialOf(entry, models) : "";
   }
 
   /** @returns {Bot[]} */
@@ -3023,25 +3032,22 @@ class Bots {
    * other models, are dropped. Until they arrive, the champion plays.
    */
   async _fetchTickets() {
-    const { canary, control, entry = 0 } = this._live;
-    const models = this._liveBots().map((bot) => bot.manifest.model_no);
-    const about = canary ? `${entry}: ${models}` : "";
+    const trial = this._trial();
     const nowMs = this._clock.monotonic();
-    if (this._tickets.about !== about || nowMs >= this._tickets.untilMs) this._tickets = { about, untilMs: 0, left: [] };
+    if (this._tickets.trial !== trial || nowMs >= this._tickets.untilMs) this._tickets = { trial, untilMs: 0, left: [] };
     const tickets = this._tickets;
-    const isDue = about && 2 * tickets.left.length <= N_TICKETS && this._ticketBackoff.leftMs <= 0;
+    const isDue = trial && 2 * tickets.left.length <= N_TICKETS && this._ticketBackoff.leftMs <= 0;
     if (!isDue || this._isFetchingTickets || this.isClosed) return;
     this._isFetchingTickets = true;
     try {
-      const body = canonicalJson({ schema: this._schema, n: N_TICKETS, control: Boolean(control) });
+      const body = canonicalJson({ schema: this._schema, n: N_TICKETS, control: Boolean(this._live.control) });
       const { raw } = await this._link.ask("POST", "/tickets", { body, kind: "application/json" });
-      const drawn = parseTickets(jsonOf(raw), N_TICKETS);
-      // If one of its models cannot be played, no draw is: otherwise only some of their outcomes would be compared.
-      if (drawn.entry !== entry || drawn.tickets.some((one) => !models.includes(one.model_no)))
-        throw new LinkFailed("other_entry", "the gateway knows another canary; the next poll returns it");
-      const untilMs = nowMs + 1000 * drawn.valid_s;
+      const batch = parseTickets(jsonOf(raw), N_TICKETS);
+      if (trialOf(batch.entry, batch.models) !== trial)
+        throw new LinkFailed("other_trial", "the gateway knows another trial; the next poll returns it");
+      const untilMs = nowMs + 1000 * batch.valid_s;
       tickets.untilMs = tickets.left.length ? Math.min(tickets.untilMs, untilMs) : untilMs;
-      tickets.left.push(...drawn.tickets);
+      tickets.left.push(...batch.tickets);
       this._ticketBackoff.succeeded();
     } catch (error) {
       // A gateway of an earlier version has no tickets.
@@ -3411,16 +3417,29 @@ function parseLiveModels(fields) {
   return /** @type {LiveModels} */ ({ number: fields.number, ...named, canary_share: share, trust: fields.trust ?? [] });
 }
 
-/** @param {any} fields @param {number} n @returns {{entry: number, valid_s: number, tickets: DrawnTicket[]}} */
+/**
+ * A trial as text: the canary's entry, and the models between which bots are drawn.
+ * @param {number} entry
+ * @param {number[]} models
+ */
+const trialOf = (entry, models) => `${entry}: ${[...models].sort((a, b) => a - b)}`;
+
+/**
+ * @param {any} fields
+ * @param {number} n
+ * @returns {{entry: number, models: number[], valid_s: number, tickets: DrawnTicket[]}}
+ */
 function parseTickets(fields, n) {
   const isValid =
     Number.isSafeInteger(fields?.entry) &&
+    Array.isArray(fields.models) &&
+    fields.models.every(Number.isSafeInteger) &&
     fields.valid_s >= 0 &&
     Array.isArray(fields.tickets) &&
     fields.tickets.length <= n &&
     fields.tickets.every(
       (/** @type {any} */ drawn) =>
-        Number.isSafeInteger(drawn?.model_no) &&
+        fields.models.includes(drawn?.model_no) &&
         typeof drawn.ticket === "string" &&
         drawn.ticket.length <= MAX_TICKET_CHARS,
     );

@@ -465,8 +465,14 @@ class TicketBatch:
 
     entry: int
     """The canary's journal entry by which they were drawn; 0: there is no canary."""
+    models: tuple[int, ...] = ()
+    """The models between which they were drawn: champion, canary and, if requested, control.
+
+    A client that plays other models uses none of the tickets: with only some outcomes of a draw,
+    the comparison would be biased.
+    """
     valid_s: float = 0.0
-    """Seconds after which episodes that begin with these tickets are not compared."""
+    """An episode is not compared if its first chunk arrives more than this many seconds later."""
     tickets: tuple[DrawnTicket, ...] = ()
     """To be used in this order, one per episode."""
 

@@ -16,6 +16,7 @@ from tests.client.fakes import SEAL, FakeClock, MemoryLink
 from tests.client.platforms import SIGNER, SPEC, Platform, constant_policy
 from understudy.client.bot import Bots
 from understudy.client.connect import ClientConfig, connect
+from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, LinkFailed
 from understudy.core.signed import Signer, public_key_text
 from understudy.experience.game import game_spec
@@ -593,11 +594,11 @@ def test_tickets_are_fetched_in_advance_when_half_are_used_and_dropped_with_thei
             bots.draw()
         bots.step()
         assert link.n_ticket_requests == n_requests
-    entry = bots._tickets.entry
+    entry = bots._tickets.trial[0]
     platform.registry.set_alias("my-game", "canary", 2, why="more", share=0.25)
     platform.announce()
     bots.step()
-    assert bots._tickets.entry > entry
+    assert bots._tickets.trial[0] > entry
     assert len(bots._tickets.left) == 64
     assert drawn_by(bots, 200).keys() == {("my-game/1", 0.75), ("my-game/2", 0.25)}
     platform.registry.withdraw("my-game", why="rejected")
@@ -610,13 +611,57 @@ def test_tickets_of_another_entry_or_of_a_model_that_is_not_known_are_not_used(t
     platform, bots = trial_of_two(tmp_path)
     trial = platform.link.trial
     assert trial is not None
-    for wrong in ({"entry": trial.entry + 1}, {"champion": 7}, {"canary": 7}):
+    for wrong in (
+        {"entry": trial.entry + 1},
+        {"champion": 7},
+        {"canary": 7},
+        {"champion": 7, "share": 1.0},  # it is not drawn, but could have been
+        {"canary": 7, "share": 0.0},
+    ):
         platform.link.trial = dataclasses.replace(trial, **wrong)
         bots._clock.advance(60)
         bots.step()
         assert bots.draw()[1] is None
     platform.link.trial = trial
     bots._clock.advance(60)
+    bots.step()
+    assert bots.draw()[1] is not None
+
+
+@pytest.mark.parametrize("alias", ["champion", "canary"])
+def test_tickets_of_earlier_models_are_not_used_until_they_are_dropped(tmp_path, alias):
+    platform, bots = trial_of_two(tmp_path)
+    bots.step()
+    platform.release(constant_policy(0), alias, share=0.5)
+    update = platform.link.live_models
+    assert update is not None
+    bots._accept(update)
+    champion = "my-game/3" if alias == "champion" else "my-game/1"
+    for _ in range(64):
+        bot, ticket = bots.draw()
+        assert bot is not None
+        assert (bot.manifest.name, ticket) == (champion, None)
+    bots.fetch_tickets()
+    assert {ticket is not None for _, ticket in (bots.draw() for _ in range(30))} == {True}
+
+
+def test_tickets_that_arrive_after_a_change_of_models_are_not_used(tmp_path):
+    class Changing(MemoryLink):
+        def tickets(self, n, *, schema, with_control=True):
+            batch = super().tickets(n, schema=schema, with_control=with_control)
+            if self.n_ticket_requests == 1:
+                platform.release(constant_policy(0))
+                assert self.live_models is not None
+                bots._accept(self.live_models)
+            return batch
+
+    platform = Platform(tmp_path, link=Changing())
+    platform.release(constant_policy(1))
+    platform.release(constant_policy(2), "canary", share=0.5)
+    bots = bots_of(platform.link, tmp_path)
+    bots.pick()
+    bots.step()
+    assert {bots.draw() for _ in range(64)} == {(bots.pick(), None)}
     bots.step()
     assert bots.draw()[1] is not None
 
@@ -671,7 +716,9 @@ def test_a_bot_is_drawn_at_once_while_the_gateway_stalls(tmp_path):
     platform.release(constant_policy(2), "canary", share=0.5)
     bots = bots_of(platform.link, tmp_path, has_thread=True)
     bots.pick()
+    deadline_s = time.monotonic() + 60
     while not bots._tickets.left:
+        assert time.monotonic() < deadline_s, "no ticket arrived"
         time.sleep(0.001)
     try:
         drawn = [bots.draw()[1] for _ in range(200)]
@@ -685,8 +732,36 @@ def test_a_bot_is_drawn_at_once_while_the_gateway_stalls(tmp_path):
     assert not [thread for thread in threading.enumerate() if "my-game" in thread.name]
 
 
+def test_joining_waits_for_both_threads_within_one_timeout(tmp_path):
+    is_over = threading.Event()
+    bots = bots_of(MemoryLink(), tmp_path, clock=SystemClock())
+    threads = [threading.Thread(target=is_over.wait, args=(60,), daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    bots._thread, bots._ticket_thread = threads
+    began_s = time.monotonic()
+    bots.join(1.0)
+    # Twice the timeout would be 2 s.
+    assert 0.9 < time.monotonic() - began_s < 1.9
+    is_over.set()
+    bots.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_does_not_use_its_parents_tickets(tmp_path):
-    _, bots = trial_of_two(tmp_path)
-    bots.step()
-    bots.abandon()
-    assert bots.draw() == (bots.pick(), None)
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    platform.release(constant_policy(2), "canary", share=0.5)
+    config = ClientConfig(link=platform.link, spool=tmp_path / "spool", background=False)
+    with connect("my-game", obs=2, actions=3, config=config) as game:
+        assert game.wait_for_bot(60)
+        n_left = len(game._bots._tickets.left)
+        assert n_left == 64
+        child = os.fork()
+        if child == 0:
+            champion = game._bots.pick()
+            draws = [game._bots.draw() for _ in range(n_left)]
+            os._exit(0 if champion and draws == [(champion, None)] * n_left else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert all(game._bots.draw()[1] is not None for _ in range(n_left)), "the parent does"

@@ -432,14 +432,24 @@ def test_invalid_live_models_are_rejected(value):
     "value",
     [
         {},
-        {"entry": 1, "valid_s": 9, "tickets": {}},
-        {"entry": "1", "valid_s": 9, "tickets": []},
-        {"entry": 1, "valid_s": None, "tickets": []},
-        {"entry": 1, "valid_s": 9, "tickets": [None]},
-        {"entry": 1, "valid_s": 9, "tickets": [{"model_no": 1}]},
-        {"entry": 1, "valid_s": 9, "tickets": [{"model_no": 1, "ticket": 1}]},
-        {"entry": 1, "valid_s": 9, "tickets": [{"model_no": "1", "ticket": "t1"}]},
-        {"entry": 1, "valid_s": 9, "tickets": [{"model_no": 1, "ticket": "t" * 129}]},
+        {"entry": 1, "models": [1], "valid_s": 9, "tickets": {}},
+        {"entry": 1, "valid_s": 9, "tickets": []},
+        {"entry": 1, "models": None, "valid_s": 9, "tickets": []},
+        {"entry": 1, "models": "12", "valid_s": 9, "tickets": []},
+        {"entry": 1, "models": {}, "valid_s": 9, "tickets": []},
+        {"entry": 1, "models": ["1"], "valid_s": 9, "tickets": []},
+        {"entry": "1", "models": [1], "valid_s": 9, "tickets": []},
+        {"entry": 1, "models": [1], "valid_s": None, "tickets": []},
+        {"entry": 1, "models": [1], "valid_s": 9, "tickets": [None]},
+        {"entry": 1, "models": [1], "valid_s": 9, "tickets": [{"model_no": 1}]},
+        {"entry": 1, "models": [1], "valid_s": 9, "tickets": [{"model_no": 1, "ticket": 1}]},
+        {"entry": 1, "models": [1], "valid_s": 9, "tickets": [{"model_no": "1", "ticket": "t1"}]},
+        {
+            "entry": 1,
+            "models": [1],
+            "valid_s": 9,
+            "tickets": [{"model_no": 1, "ticket": "t" * 129}],
+        },
     ],
 )
 def test_invalid_tickets_are_rejected(value):
@@ -464,11 +474,13 @@ def test_fields_that_a_later_gateway_adds_are_ignored():
         link.close()
     with scripted() as server:
         drawn = {"model_no": 7, "ticket": "t1", "mood": "good"}
-        server.say(200, {"entry": 3, "valid_s": 9, "tickets": [drawn], "mood": "good"})
+        server.say(
+            200, {"entry": 3, "models": [1], "valid_s": 9, "tickets": [drawn], "mood": "good"}
+        )
         link = HttpLink(Address(server.url, KEY), "my-game")
         batch = link.tickets(1, schema="0" * 64)
         assert batch == TicketBatch(
-            entry=3, valid_s=9.0, tickets=(DrawnTicket(model_no=7, ticket="t1"),)
+            entry=3, models=(1,), valid_s=9.0, tickets=(DrawnTicket(model_no=7, ticket="t1"),)
         )
         link.close()
 

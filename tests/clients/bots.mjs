@@ -80,6 +80,11 @@ async function scenario({ steps, spec }) {
     server.isHasty = step.isHasty ?? server.isHasty;
     const endMs = Date.now() + 60_000;
     while (step.untilBot && game.bot !== step.untilBot && Date.now() < endMs) await sleep(5);
+    if (step.promotesCanary) {
+      // The live models change; the tickets, which have arrived, are not dropped yet.
+      while (!game._bots._tickets.left.length && Date.now() < endMs) await sleep(1);
+      game._bots._setLive({ ...game._bots._live, champion: game._bots._live.canary });
+    }
     const models = [];
     const tickets = [];
     const ticketRequests = server.ticketRequests.length;

@@ -291,7 +291,13 @@ def tickets(scenario: Scenario, *models: int, **changed: Any) -> dict[str, Any]:
         {"model_no": model_no, "ticket": f"t1:{number}:{model_no}"}
         for number, model_no in enumerate(models)
     ]
-    return {"tickets": {"entry": trial.entry, "valid_s": 60.0, "tickets": drawn} | changed}
+    batch = {
+        "entry": trial.entry,
+        "models": trial.models(with_control=trial.control in models),
+        "valid_s": 60.0,
+        "tickets": drawn,
+    }
+    return {"tickets": batch | changed}
 
 
 def test_tickets_decide_which_bot_plays_and_are_fetched_in_advance(tmp_path):
@@ -332,6 +338,10 @@ def test_without_tickets_the_champion_plays_at_once(tmp_path):
     [
         {"entry": 999},
         {"entry": "4"},
+        {"models": None},
+        {"models": ["1", "2"]},
+        {"models": [2]},
+        {"models": [1, 2, 7]},  # 7 is not drawn, but could have been
         {"tickets": [{"model_no": 7, "ticket": "t1"}]},
         {"tickets": [{"model_no": 2, "ticket": "t" * 129}]},
         {"tickets": [{"model_no": 2}]},
@@ -344,10 +354,20 @@ def test_tickets_that_do_not_fit_are_not_used(tmp_path, wrong):
     canary = scenario.release(2, "canary", share=0.5)
     batch = tickets(scenario, 2, 2, 2, **wrong)["tickets"]
     if batch["tickets"] is None:
-        batch = {"entry": batch["entry"], "valid_s": 60.0, "tickets": [None]}
+        batch["tickets"] = [None]
     found = played(first, canary | {"tickets": batch, "episodes": 9})["seen"]
     assert found[1]["models"] == [["my-game/1", 1]] * 9
     assert found[1]["refused"] == 0
+
+
+def test_tickets_of_earlier_models_are_not_used_until_they_are_dropped(tmp_path):
+    scenario = Scenario(tmp_path)
+    first = scenario.release(1)
+    canary = scenario.release(2, "canary", share=0.5) | tickets(scenario, *[2] * 999)
+    found = played(first, canary, {"promotesCanary": True, "episodes": 9})["seen"]
+    assert found[1]["tickets"][0] is not None
+    assert found[2]["models"] == [["my-game/2", 2]] * 9
+    assert found[2]["tickets"] == [None] * 9
 
 
 def test_a_canary_that_fails_a_check_plays_nowhere(tmp_path):

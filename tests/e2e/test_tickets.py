@@ -12,12 +12,15 @@ from tests.serve.gateways import CART, SIGNER, Running, running
 from understudy.backends.data import DataFolder
 from understudy.client.connect import ClientConfig, Game, connect
 from understudy.core.names import new_session
+from understudy.experience.chunk import By
 from understudy.experience.intake import deployment_key, key_file
 from understudy.experience.ticket import TicketSeal
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
 from understudy.models.gate import Played
 from understudy.release.store_stats import StoreStats
+from understudy.serve.bots import PolicyServer
+from understudy.serve.state import GatewayConfig
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
 from understudy.training.follower import StoreFollower
@@ -28,7 +31,7 @@ OBS = np.zeros(4, np.float32)
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Running]:
-    with running(tmp_path / "D") as found:
+    with running(tmp_path / "D", GatewayConfig(decide_within_s=10.0)) as found:
         found.register()
         found.release(CART)
         found.release(CART, promote=False, seed=1)
@@ -93,24 +96,39 @@ def test_episodes_of_a_client_are_compared(gateway: Running, tmp_path: Path, how
     assert reasons == {}
 
 
-def test_episodes_that_the_gateway_decides_are_compared(gateway: Running):
+async def failing(*_: Any, **__: Any) -> None:
+    """No action, as from a bot that fails."""
+
+
+def test_episodes_that_the_gateway_decides_are_compared_unless_the_drawn_bot_failed(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch
+):
     key = gateway.key("play")
     asked = {"schema": CART.schema}
+    deadline_s = time.monotonic() + 60
     while not gateway.ask("POST", "/v1/games/cart/tickets", key, asked).json["entry"]:
-        pass
+        assert time.monotonic() < deadline_s, "the trial did not begin"
+        time.sleep(0.01)
     session = str(new_session())
     drawn = []
+    decide = PolicyServer._ask
     for chunk_no in range(20):
         bot: dict[str, Any] = {"draw": True}
+        note: dict[str, Any] = {"row": 0}
         actions: list[int] = []
-        model_no = 0
-        while len(actions) < 3:
+        by: list[int] = []
+        for step in range(3):
+            # In some episodes the drawn bot fails, once or always.
+            is_failing = (chunk_no % 5 == 1 and step == 0) or chunk_no % 5 == 3
+            monkeypatch.setattr(PolicyServer, "_ask", failing if is_failing else decide)
             body = {"obs": OBS.tolist(), "schema": CART.schema, **bot}
             reply = gateway.ask("POST", "/v1/games/cart/act", key, body).json
-            if not reply["is_fallback"]:  # else it was too slow
-                actions.append(reply["action"])
-                model_no = reply["model_no"]
-                bot = {"ticket": reply["ticket"]}
+            assert reply["is_fallback"] or not is_failing
+            actions.append(reply["action"])
+            by.append(By.SCRIPT if reply["is_fallback"] else By.BOT)
+            bot = {"ticket": reply.get("ticket", bot.get("ticket"))}
+            if not reply["is_fallback"]:
+                note["model"] = f"cart/{reply['model_no']}"
         sent = {
             "player": "ada",
             "session": session,
@@ -120,18 +138,20 @@ def test_episodes_that_the_gateway_decides_are_compared(gateway: Running):
                 "obs": [OBS.tolist()] * 4,
                 "action": [*actions, 0],
                 "reward": [1, 1, 1, 0],
-                "by": [2, 2, 2, 0],
+                "by": [*by, 0],
                 "row": [0, 0, 0, 1],
                 "is_first": [True, False, False, False],
                 "terminated": [False, False, True, False],
                 "truncated": [False] * 4,
             },
-            "episodes": [{"row": 0, "model": f"cart/{model_no}", **bot}],
+            "episodes": [note | bot],
         }
         reply = gateway.ask("POST", "/v1/games/cart/columns", key, sent).json
         assert reply["acks"][0]["accepted"]
-        drawn.append(model_no)
+        if By.SCRIPT not in by:
+            drawn.append(note["model"])
+    assert len(drawn) == 12, "the others are not compared: the model did not decide alone"
     played, reasons = counted(gateway.folder)
-    assert [len(episodes) for episodes in played] == [drawn.count(1), drawn.count(2)]
+    assert [len(episodes) for episodes in played] == [drawn.count("cart/1"), drawn.count("cart/2")]
     assert {each.propensity for episodes in played for each in episodes} == {0.5}
     assert reasons == {}

@@ -31,6 +31,7 @@ def drawn(trial: Trial, n: int, **options: bool) -> Counter[tuple[int, float]]:
     assert {(ticket.entry, ticket.expires_s) for ticket in opened} == {(41, 87_400)}
     assert len({ticket.id for ticket in opened}) == n
     assert (batch.entry, batch.valid_s) == (41, 86_400)
+    assert set(batch.models) == {ticket.model_no for ticket in opened}
     return Counter((ticket.model_no, ticket.propensity) for ticket in opened)
 
 

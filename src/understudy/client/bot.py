@@ -180,14 +180,18 @@ class LivePolicies:
         bots = (self.champion, self.canary, self.control)
         return {bot.manifest.model_no: bot for bot in bots if bot is not None}
 
+    @property
+    def trial(self) -> tuple[int, frozenset[int]]:
+        """The canary's entry and the models, as they must be in the batch of a ticket."""
+        return self.canary_entry, frozenset(self.by_no)
+
 
 @dataclass(slots=True)
 class _Tickets:
     """The draws of the next episodes; threads take them from the left."""
 
-    entry: int = 0
-    models: frozenset[int] = frozenset()
-    """The models between which they were drawn."""
+    trial: tuple[int, frozenset[int]] = (0, frozenset())
+    """The canary's entry by which they were drawn, and between which models."""
     until_s: float = 0.0
     left: deque[DrawnTicket] = field(default_factory=deque)
 
@@ -254,22 +258,22 @@ class Bots:
     def draw(self) -> tuple[Bot | None, str | None]:
         """Return the bot of a new episode as the next ticket says, and the ticket; never waits.
 
-        Without a ticket it is the champion.
+        Without a ticket it is the champion, also while the tickets were drawn between other models
+        than the live ones: if only some of them were used, the comparison would be biased.
         """
         live = self._live or self._start()
         if live.canary is None:
             return live.champion, None
         tickets = self._tickets
-        try:
-            drawn = tickets.left.popleft()
-        except IndexError:
-            drawn = None
-        if 2 * len(tickets.left) <= _N_TICKETS and not self._is_low.is_set():
+        drawn = None
+        if tickets.trial == live.trial and self._clock.monotonic() < tickets.until_s:
+            with contextlib.suppress(IndexError):
+                drawn = tickets.left.popleft()
+        if (drawn is None or 2 * len(tickets.left) <= _N_TICKETS) and not self._is_low.is_set():
             self._is_low.set()
-        if drawn is None or self._clock.monotonic() >= tickets.until_s:
-            return live.champion, None
-        bot = live.by_no.get(drawn.model_no)
-        return (live.champion, None) if bot is None else (bot, drawn.ticket)
+        return (
+            (live.champion, None) if drawn is None else (live.by_no[drawn.model_no], drawn.ticket)
+        )
 
     def draw_exploring(self) -> BotSkill | None:
         """Return how the champion explores in a new episode; None in most: it plays as released."""
@@ -603,13 +607,10 @@ class Bots:
             if live is None or live.canary is None:
                 self._tickets = _Tickets()
                 return
-            models = frozenset(live.by_no)
             now_s = self._clock.monotonic()
             tickets = self._tickets
-            if (tickets.entry, tickets.models) != (live.canary_entry, models) or (
-                now_s >= tickets.until_s
-            ):
-                tickets = self._tickets = _Tickets(live.canary_entry, models)
+            if tickets.trial != live.trial or now_s >= tickets.until_s:
+                tickets = self._tickets = _Tickets(live.trial)
             self._start_ticket_thread()
             if 2 * len(tickets.left) > _N_TICKETS or self._ticket_backoff.remaining_s > 0:
                 return
@@ -624,8 +625,8 @@ class Bots:
                     self._record(str(failed)[:300])
                 self._ticket_backoff.failed(wholly=True, retry_after_s=failed.retry_after_s)
                 return
-            if not _fits(batch, live.canary_entry, models):
-                # The gateway knows another entry than this client; the next poll returns it.
+            if not _fits(batch, live):
+                # The gateway knows another trial than this client; the next poll returns it.
                 self._ticket_backoff.failed(wholly=True, retry_after_s=0.0)
                 return
             self._ticket_backoff.succeeded()
@@ -644,7 +645,7 @@ class Bots:
 
     def _follow_tickets(self, stop: threading.Event) -> None:
         while not stop.is_set():
-            self._is_low.wait()
+            self._is_low.wait(_POLL_S)
             self._is_low.clear()
             if not stop.is_set():
                 self.fetch_tickets()
@@ -657,9 +658,11 @@ class Bots:
         self._is_low.set()
 
     def join(self, timeout_s: float) -> None:
+        """Wait for the threads to end, this long at most."""
+        deadline_s = self._clock.monotonic() + timeout_s
         for thread in (self._thread, self._ticket_thread):
             if thread is not None:
-                thread.join(timeout_s)
+                thread.join(max(0.0, deadline_s - self._clock.monotonic()))
 
     def abandon(self) -> None:
         """Stop polling in a forked child, which lacks the thread; loaded bots still play."""
@@ -673,12 +676,11 @@ class Bots:
         self._stop.set()
 
 
-def _fits(batch: TicketBatch, entry: int, models: Collection[int]) -> bool:
-    """Whether tickets were drawn by this entry, between these models only.
-
-    If one of them cannot be played, none is: else only some outcomes of a draw would be compared.
-    """
-    return batch.entry == entry and all(drawn.model_no in models for drawn in batch.tickets)
+def _fits(batch: TicketBatch, live: LivePolicies) -> bool:
+    """Whether tickets were drawn by the canary's entry, between exactly the live models."""
+    models = frozenset(batch.models)
+    is_between = all(drawn.model_no in models for drawn in batch.tickets)
+    return (batch.entry, models) == live.trial and is_between
 
 
 def _noise_of(entry: dict[str, Any] | None) -> tuple[Mapping[str, float], float]:

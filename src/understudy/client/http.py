@@ -162,24 +162,27 @@ class HttpLink:
         try:
             batch = TicketBatch(
                 entry=response["entry"],
+                models=tuple(response["models"]),
                 valid_s=float(response["valid_s"]),
                 tickets=tuple(
                     DrawnTicket(model_no=drawn["model_no"], ticket=drawn["ticket"])
                     for drawn in response["tickets"]
                 ),
             )
-        except (KeyError, TypeError, ValueError):
-            raise _unexpected(f"invalid tickets {_printable(response, 80)}") from None
-        is_valid = (
-            type(batch.entry) is int
-            and isinstance(response["tickets"], list)
-            and all(
-                type(drawn.model_no) is int
-                and isinstance(drawn.ticket, str)
-                and len(drawn.ticket) <= MAX_TICKET_CHARS
-                for drawn in batch.tickets
+            is_valid = (
+                type(batch.entry) is int
+                and isinstance(response["models"], list)
+                and all(type(model_no) is int for model_no in batch.models)
+                and isinstance(response["tickets"], list)
+                and all(
+                    type(drawn.model_no) is int
+                    and isinstance(drawn.ticket, str)
+                    and len(drawn.ticket) <= MAX_TICKET_CHARS
+                    for drawn in batch.tickets
+                )
             )
-        )
+        except (KeyError, TypeError, ValueError):
+            is_valid = False
         if not is_valid:
             raise _unexpected(f"invalid tickets {_printable(response, 80)}")
         return batch

@@ -16,7 +16,7 @@ from understudy.core.errors import Refused
 
 MAX_TICKET_CHARS = 128
 TICKET_LIFETIME_S = 86_400
-"""How long after its draw an episode with a ticket may begin."""
+"""How long after its draw a ticket is valid: the first chunk of its episode must arrive by then."""
 _LABEL = b"understudy tickets/1"
 _SEAL_BYTES = 16
 _TICKET = re.compile(
@@ -35,6 +35,7 @@ class Ticket:
     propensity: float
     """The probability of the model in that draw."""
     expires_s: int
+    """When the first chunk of the episode must have arrived, in seconds since 1970."""
     id: str
     """16 random characters; a ticket counts once."""
 

@@ -32,6 +32,11 @@ class Trial:
     control_share: float = 0.0
     """The control's share of all episodes."""
 
+    def models(self, *, with_control: bool = True) -> tuple[int, ...]:
+        """The models between which episodes are drawn."""
+        has_control = with_control and self.control
+        return (self.champion, self.canary, *((self.control,) if has_control else ()))
+
     def draw(self, rng: random.Random, *, with_control: bool = True) -> tuple[int, float]:
         """Draw the model of an episode; returns it and its probability in that draw.
 
@@ -88,4 +93,9 @@ def draw_tickets(
         )
         text = seal.seal(ticket, game=trial.game, schema=trial.schema)
         tickets.append(DrawnTicket(model_no=model_no, ticket=text))
-    return TicketBatch(entry=trial.entry, valid_s=TICKET_LIFETIME_S, tickets=tuple(tickets))
+    return TicketBatch(
+        entry=trial.entry,
+        models=trial.models(with_control=with_control),
+        valid_s=TICKET_LIFETIME_S,
+        tickets=tuple(tickets),
+    )

@@ -309,6 +309,14 @@ class TicketIssuer:
         trial = (await self._bots.now(game, schema)).trial
         return self._drawn(trial, n, with_control=with_control)
 
+    def spec_of(self, specs: Sequence[GameSpec], ticket: str) -> GameSpec | None:
+        """Return the spec for whose schema a ticket was sealed; None if it is not valid."""
+        for spec in specs:
+            with contextlib.suppress(Refused):
+                self._seal.open(ticket, game=spec.game, schema=spec.schema)
+                return spec
+        return None
+
     def choose(self, served: ServedModels, ask: Ask) -> tuple[Policy, int, str | None]:
         """Return the policy that answers a request, its model number, and its ticket if it has one.
 
@@ -359,8 +367,9 @@ class PolicyServer:
     async def act(self, specs: Sequence[GameSpec], ask: Ask) -> Acted:
         """Return the bot's action, by default the champion's; a random valid one if it cannot.
 
-        Of several specs, the newest that has a champion decides; if that is not known in time, the
-        last one that the observation fits.
+        Of several specs, the ticket's decides, without one the newest that has a champion; if that
+        is not known in time, the last one that the observation fits. A random action has the ticket
+        of its request or draw, too: a client that drew again would choose the fast bots.
         """
         skill = bot_skill(ask.skill, ask.temperature)
         if ask.temperature is not None and ask.deterministic:
@@ -369,7 +378,12 @@ class PolicyServer:
                 "temperature and deterministic are both given, but a temperature applies to "
                 "sampled actions; give one of the two",
             )
+        if len(specs) > 1 and ask.ticket is not None:
+            # A newer schema may have got its champion in the middle of the episode.
+            sealed_for = self._tickets.spec_of(specs, ask.ticket)
+            specs = specs if sealed_for is None else [sealed_for]
         spec = specs[0] if len(specs) == 1 else _fitting(specs, ask)
+        ticket: str | None = None
         try:
             async with asyncio.timeout(self._within_s):
                 if len(specs) > 1:
@@ -382,7 +396,6 @@ class PolicyServer:
                 skill = skill and skill.with_noise(served.noise)
                 policy = served.policy
                 model_no = served.model_no
-                ticket = None
                 if skill is None:
                     policy, model_no, ticket = self._tickets.choose(served, ask)
                 assert policy is not None
@@ -394,9 +407,10 @@ class PolicyServer:
                 )
         except TimeoutError:
             mask = _action_mask(spec, ask.action_mask)
-            return self._fallback(spec, mask, f"the bot took longer than {self._within_s:.3g} s")
+            why = f"the bot took longer than {self._within_s:.3g} s"
+            return self._fallback(spec, mask, why, ticket=ticket)
         if action is None:
-            return self._fallback(spec, mask, "the bot failed")
+            return self._fallback(spec, mask, "the bot failed", ticket=ticket)
         noise = msgspec.UNSET if skill is None or skill.noise is None else skill.noise
         return Acted(action=action, model_no=model_no, noise=noise, ticket=ticket or msgspec.UNSET)
 
@@ -424,9 +438,17 @@ class PolicyServer:
             self._thread, _advise, served, columns, mask, spec
         )
 
-    def _fallback(self, spec: GameSpec, mask: Array | None, why: str) -> Acted:
+    def _fallback(
+        self, spec: GameSpec, mask: Array | None, why: str, *, ticket: str | None = None
+    ) -> Acted:
         action = random_action(spec, self._rng, action_mask=None if mask is None else mask[0])
-        return Acted(action=_as_json(action), model_no=0, is_fallback=True, why=why)
+        return Acted(
+            action=_as_json(action),
+            model_no=0,
+            is_fallback=True,
+            why=why,
+            ticket=ticket or msgspec.UNSET,
+        )
 
     def _ask(
         self,

@@ -234,9 +234,10 @@ class Ask(Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     """How random the bot's choices are; null: as released."""
     schema: Schema | None = None
-    """The schema of the observation's spec; by default the newest that has a champion."""
+    """The schema of the observation's spec; by default that of the ticket, and without a ticket the
+    newest that has a champion."""
     draw: bool = False
-    """Whether an episode begins, whose bot is to be drawn if a canary is on trial."""
+    """Whether an episode begins, whose bot is to be drawn, once, if a canary is on trial."""
     ticket: TicketText | None = None
     """The ticket that the episode's first answer returned: the same bot decides again."""
 
@@ -253,7 +254,10 @@ class Acted(Struct, frozen=True, kw_only=True):
     noise: float | msgspec.UnsetType = msgspec.UNSET
     """The noise of the requested skill, for the episode's note; absent without a skill."""
     ticket: str | msgspec.UnsetType = msgspec.UNSET
-    """The draw of the bot, for the episode's note and its next requests; absent without one."""
+    """The draw of the bot, for the episode's note and its next requests; absent without one.
+
+    A random action has it, too, if the drawn bot failed or was too slow.
+    """
 
 
 class Advice(Struct, frozen=True, kw_only=True):

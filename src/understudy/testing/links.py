@@ -146,6 +146,7 @@ class LinkContract:
         batches = [link.tickets(n, schema=self.spec.schema) for n in (1, MAX_TICKETS)]
         entry = open_signed(models.canary.encode(), trusted_keys(*models.trust))["number"]
         assert [batch.entry for batch in batches] == [entry] * 2
+        assert [set(batch.models) for batch in batches] == [{champion, canary}] * 2
         assert [len(batch.tickets) for batch in batches] == [1, MAX_TICKETS]
         drawn = [ticket for batch in batches for ticket in batch.tickets]
         assert {ticket.model_no for ticket in drawn} == {champion, canary}
