@@ -868,6 +868,25 @@ def test_a_release_that_was_not_judged_is_judged_by_the_next_learner(made: Recor
     assert made.registry().catalogue("cart").models[1].lineage.algorithm == "bc"
 
 
+def test_a_release_that_was_damaged_before_it_was_judged_is_rejected(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
+    made.play(person(0.5), 12)
+    with role_of(made) as role:
+        with monkeypatch.context() as patched:
+            patched.setattr(game_learner.GameLearner, "_admit", lambda *arguments: None)
+            while not made.registry().catalogue("cart").models:
+                role.step()
+        role._games.clear()  # as after kill -9: nothing is saved or closed
+    registry = made.registry()
+    path = made.data.root / "models" / registry.policy_object(registry.manifest("cart", 1))
+    path.unlink()
+    with role_of(made) as role:
+        status = until_idle(role)
+    assert (status["champion"], status["error"]) == (0, "")
+    assert "the policy of cart/1 is missing" in made.registry().catalogue("cart").verdicts[1]
+
+
 def test_a_game_with_very_many_inputs_gets_a_smaller_network(made: Recording):
     made.play(person(0.5), 1)
     wide = game_spec("wide", obs=40_000, actions=2)
