@@ -1526,6 +1526,24 @@ def test_a_forget_after_the_first_update_leads_to_a_replacement(quick_path: Path
     assert "started_from" not in models[3].lineage.config
 
 
+def test_after_a_forget_checkpoints_that_started_from_the_earlier_schema_are_deleted(
+    quick_path: Path,
+):
+    made = recording(DataFolder(quick_path), *VERSIONS)
+    made.play(person(0.5), 12, spec=VERSIONS[0], player=b"p" * 16)
+    with role_of(made, ONLY_CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+        made.play(person(0.5), 12, spec=VERSIONS[1])
+        assert until_idle(role)["models"] == 2
+    before = list(made.data.root.glob("learner/cart/bc-*"))
+    assert len(before) == 2
+    with made.open() as store:
+        store.forget(b"p" * 16)
+    with role_of(made, replace(ONLY_CLONES, seed=1)) as role:  # another training
+        until_idle(role)
+    assert not [path for folder in before for path in folder.glob("*.safetensors")]
+
+
 def test_a_training_that_started_from_an_earlier_champion_does_not_carry_over_the_newest(
     quick_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
