@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from understudy.models.manifest import Lineage
 from understudy.models.registry import Registry
 from understudy.nn.heads import head_for
 from understudy.nn.policy import Policy, decode_policy
+from understudy.release.store_stats import StoreStats
+from understudy.training.follower import StoreFollower
 
 
 @pytest.fixture(autouse=True)
@@ -272,6 +275,42 @@ def test_a_player_who_was_forgotten_before_is_not_taken_for_a_typo(ask: Asked, t
     release(read_no=100)
     replaced = ask.json("data forget ada")
     assert (replaced["forgotten_before_s"] is not None, replaced["unreplaced"]) == (True, [])
+
+
+def test_only_champions_of_games_that_a_forgotten_player_played_are_named(
+    ask: Asked, tmp_path: Path
+):
+    data = tmp_path / "D"
+    for name, player in (("pong", "ada"), ("cart", "bob")):
+        with connect(name, obs=2, actions=["up", "down"], data=data, consent="granted") as game:
+            episode = game.episode(player=player)
+            episode.acted(obs=[0.0, 1.0], action="up")
+            episode.end(result="win")
+    registry = open_deployment(DataFolder(data)).registry
+    for name in ("pong", "cart"):
+        epoch = registry.takeover(name, owner="test")
+        policy = random_policy(registry.specs(name)[0], "argmax", seed=0)
+        lineage = Lineage(algorithm="bc", cursor_to="9", config={"read_no": 1})
+        number = registry.release(policy, lineage, epoch=epoch).model_no
+        registry.set_alias(name, "champion", number, why="test")
+    statistics = data / "learner" / "store_stats.json"
+    statistics.parent.mkdir()
+
+    def learner_reads() -> None:
+        with closing(StoreStats(StoreFollower(DataFolder(data).store))) as stats:
+            if statistics.exists():
+                stats.restore(json.loads(statistics.read_bytes()))
+            while stats.follow():
+                pass
+            statistics.write_text(json.dumps(stats.state()))
+
+    ask("data forget eve")  # stores what was recorded
+    learner_reads()
+    ask("data forget ada")
+    assert ask.json("data forget ada")["unreplaced"] == ["cart/1", "pong/1"], "not read yet"
+    learner_reads()
+    assert ask.json("data forget ada --game pong")["unreplaced"] == ["pong/1"]
+    assert ask.json("data forget ada --game cart")["unreplaced"] == []
 
 
 def test_the_cell_from_which_a_model_sees_a_grid_is_shown(ask: Asked, tmp_path: Path):

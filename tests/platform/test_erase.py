@@ -132,6 +132,19 @@ def test_the_learners_copy_of_a_remote_store_is_erased_unless_the_learner_does_i
     assert ada not in database.read_bytes()
 
 
+def test_a_damaged_copy_of_a_remote_store_does_not_prevent_the_erasure(data: DataFolder) -> None:
+    ada = record(data, "ada")
+    window = data.root / "window"
+    with LocalStore(data.store) as store:
+        store.back_up(window)
+        (window / "experience.sqlite").write_bytes(b"damaged" * 1000)
+        answer = forget_in_remote_store(data, store, "ada", registered=[SPEC.game], game=None)
+    assert answer["chunks"] > 0
+    assert answer["earlier"] == {}
+    assert f"delete {window}" in answer["left"]["window"]
+    assert ada not in (data.store / "experience.sqlite").read_bytes()
+
+
 def test_a_remote_stream_and_checkpoints_that_name_the_player_are_named(data: DataFolder) -> None:
     ada = record(data, "ada")
     checkpoint = data.root / "learner" / "tag" / "dqn-1" / "000000000001.safetensors"

@@ -44,8 +44,9 @@ from understudy.learn import held_out
 from understudy.learn.algorithms.bc import Bc
 from understudy.learn.algorithms.iql import Iql
 from understudy.learn.learner import Learner
+from understudy.models.catalogue import Catalogue
 from understudy.models.gate import Bounds
-from understudy.models.manifest import Manifest
+from understudy.models.manifest import Lineage, Manifest, make_manifest
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.nn.network import Centre
@@ -55,6 +56,7 @@ from understudy.platform.learner_process import LearnerRole
 from understudy.ports import CANARY_BESIDE_CONTROL, Cursor
 from understudy.release import game_learner, game_training
 from understudy.release.game_training import LearnerServiceConfig
+from understudy.release.gatekeeper import is_carried_over, schemas_learned
 from understudy.release.model_check import check_model
 from understudy.release.schedule import LearningSchedule
 from understudy.stores.view import StoreView
@@ -781,11 +783,29 @@ def test_a_clone_that_cannot_be_trained_ends_the_ranking_and_is_not_a_failure_of
         monkeypatch.setattr(FromStore, "step", fails)
         status = until_idle(role)
     assert (status["canary"], status["phase"]) == (2, "iql")
-    assert (status["error"], status["failing"], status["gave_up"]) == ("", "", "")
+    assert (status["error"], status["failing"]) == ("", "")
+    assert status["gave_up"] == (
+        "iql was released without a ranking: no clone was trained: no recorded episode is whole"
+    )
     lineage = made.registry().catalogue("cart").models[2].lineage
     assert (lineage.algorithm, "ranking" in lineage.config) == ("iql", False)
     (why,) = (log["why"] for log in logs if log["event"] == "not_ranked")
     assert why == "no clone was trained: no recorded episode is whole"
+
+
+def test_wrong_settings_of_bc_beside_iql_are_shown_in_the_status(made: Recording):
+    made.play(person(0.5), 60)
+    with role_of(made, RANKED) as role:
+        while role.status()["games"].get("cart", {}).get("champion") != 1:
+            assert role.step()
+    settings = {**RANKED.settings, "bc": {**SMALL, "widths": [0]}}
+    with role_of(made, replace(RANKED, settings=settings)) as role:
+        status = until_idle(role)
+    assert (status["canary"], status["phase"], status["error"]) == (2, "iql", "")
+    assert status["gave_up"].startswith(
+        "iql was released without a ranking: no clone was trained: learner.settings of bc do not "
+        "fit cart: "
+    ), status["gave_up"]
 
 
 def test_the_weights_of_iqls_candidates_continue_in_turn_after_a_restart_of_the_process(
@@ -846,6 +866,25 @@ def test_a_release_that_was_not_judged_is_judged_by_the_next_learner(made: Recor
     with role_of(made) as role:
         assert until_idle(role)["champion"] == 1
     assert made.registry().catalogue("cart").models[1].lineage.algorithm == "bc"
+
+
+def test_a_release_that_was_damaged_before_it_was_judged_is_rejected(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
+    made.play(person(0.5), 12)
+    with role_of(made) as role:
+        with monkeypatch.context() as patched:
+            patched.setattr(game_learner.GameLearner, "_admit", lambda *arguments: None)
+            while not made.registry().catalogue("cart").models:
+                role.step()
+        role._games.clear()  # as after kill -9: nothing is saved or closed
+    registry = made.registry()
+    path = made.data.root / "models" / registry.policy_object(registry.manifest("cart", 1))
+    path.unlink()
+    with role_of(made) as role:
+        status = until_idle(role)
+    assert (status["champion"], status["error"]) == (0, "")
+    assert "the policy of cart/1 is missing" in made.registry().catalogue("cart").verdicts[1]
 
 
 def test_a_game_with_very_many_inputs_gets_a_smaller_network(made: Recording):
@@ -1374,7 +1413,9 @@ def test_after_an_update_the_champion_is_carried_over_and_the_next_bot_passes_if
         1,
         first.steps,
     )
-    assert [lineage.metrics["updates"] for lineage in (second, third)] == [0, 256]
+    assert second.config == {**first.config, "started_from": "cart/1", "carried_over": True}
+    assert [is_carried_over(lineage) for lineage in (first, second, third)] == [False, True, False]
+    assert "started_from" not in third.config
     assert now.verdicts[2].startswith("promoted: the first bot of its schema: on ")
     assert (status["champion"], status["canary"], status["canary_margin"]) == (2, 3, 0.1)
     with role_of(made, CLONES) as role:
@@ -1404,7 +1445,163 @@ def test_a_champion_is_carried_over_once_also_after_a_kill(quick_path: Path):
         status = until_idle(role)
     assert (status["champion"], status["canary"], status["models"]) == (2, 3, 3)
     lineage = made.registry().catalogue("cart").models[3].lineage
+    assert lineage.metrics["updates"] == 256
+    assert "started_from" not in lineage.config, "later clones train from new weights"
+
+
+def test_after_a_kill_and_a_forget_the_next_bot_does_not_descend_from_the_forgotten_player(
+    quick_path: Path,
+):
+    made = recording(DataFolder(quick_path), *GROWN)
+    made.play(person(0.5), 12, spec=GROWN[0], player=b"p" * 16)
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+        made.play(person(0.5), 12, spec=GROWN[1])
+        while not made.registry().catalogue("cart").model_of("champion", GROWN[1].schema):
+            assert role.step()
+        role._games.clear()  # as after kill -9: nothing is saved or closed
+    with made.open() as store:
+        store.forget(b"p" * 16)
+    with role_of(made, CLONES) as role:
+        status = until_idle(role)
+    assert status["forgotten"].endswith("its replacement cart/3 is on trial")
+    models = made.registry().catalogue("cart").models
+    assert "started_from" not in models[3].lineage.config
+    read_nos = [models[number].lineage.config["read_no"] for number in (1, 2, 3)]
+    assert read_nos[0] == read_nos[1] < read_nos[2]
+
+
+def until_prepared(role: LearnerRole, schema: str) -> None:
+    """Step until the training of a schema is prepared, just before its first update."""
+    while True:
+        training = role._games["cart"]._training
+        if training is not None and training.spec.schema == schema and training._is_prepared:
+            assert not training.updates
+            return
+        role.step()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_forget_before_the_first_update_restarts_from_new_weights(
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+):
+    made = recording(DataFolder(quick_path), *VERSIONS)
+    made.play(person(0.5), 12, spec=VERSIONS[0], player=b"p" * 16)
+    with role_of(made, ONLY_CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+        made.play(person(0.5), 12, spec=VERSIONS[1])
+        with monkeypatch.context() as patched:
+            patched.setattr(game_training.GameTraining, "step", lambda training: None)
+            until_prepared(role, VERSIONS[1].schema)
+        with made.open() as store:
+            store.forget(b"p" * 16)
+        if is_killed:
+            role._games.clear()
+        else:
+            until_idle(role)
+    with role_of(made, ONLY_CLONES) as role:
+        until_idle(role)
+    now = made.registry().catalogue("cart")
+    assert now.model_of("champion", VERSIONS[1].schema) == 2
+    assert "started_from" not in now.models[2].lineage.config
+
+
+def test_a_forget_after_the_first_update_leads_to_a_replacement(quick_path: Path):
+    made = recording(DataFolder(quick_path), *VERSIONS)
+    made.play(person(0.5), 12, spec=VERSIONS[0], player=b"p" * 16)
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+        made.play(person(0.5), 12, spec=VERSIONS[1])
+        while (training := role._games["cart"]._training) is None or (
+            training.spec.schema != VERSIONS[1].schema or not training.updates
+        ):
+            role.step()
+        with made.open() as store:
+            store.forget(b"p" * 16)
+        status = until_idle(role)
+    models = made.registry().catalogue("cart").models
+    assert models[2].lineage.config["started_from"] == "cart/1"
+    assert models[2].lineage.config["read_no"] == models[1].lineage.config["read_no"]
+    assert status["forgotten"].endswith("its replacement cart/3 is on trial")
+    assert "started_from" not in models[3].lineage.config
+
+
+def test_after_a_forget_checkpoints_that_started_from_the_earlier_schema_are_deleted(
+    quick_path: Path,
+):
+    made = recording(DataFolder(quick_path), *VERSIONS)
+    made.play(person(0.5), 12, spec=VERSIONS[0], player=b"p" * 16)
+    with role_of(made, ONLY_CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+        made.play(person(0.5), 12, spec=VERSIONS[1])
+        assert until_idle(role)["models"] == 2
+    before = list(made.data.root.glob("learner/cart/bc-*"))
+    assert len(before) == 2
+    with made.open() as store:
+        store.forget(b"p" * 16)
+    with role_of(made, replace(ONLY_CLONES, seed=1)) as role:  # another training
+        until_idle(role)
+    assert not [path for folder in before for path in folder.glob("*.safetensors")]
+
+
+def test_a_training_that_started_from_an_earlier_champion_does_not_carry_over_the_newest(
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made = recording(DataFolder(quick_path), *GROWN)
+    made.play(person(0.5), 12, spec=GROWN[0])
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+        made.play(person(0.5), 12, spec=GROWN[1])
+        with monkeypatch.context() as patched:
+            patched.setattr(game_learner.GameLearner, "_carry_over", lambda *arguments: None)
+            until_prepared(role, GROWN[1].schema)
+        role._games.clear()
+    registry = made.registry()
+    epoch = registry.catalogue("cart").epoch
+    registry.release(registry.policy("cart", 1), registry.manifest("cart", 1).lineage, epoch=epoch)
+    registry.set_alias("cart", "champion", 2, why="by hand", epoch=epoch)
+    with role_of(made, CLONES) as role:
+        until_idle(role)
+    lineage = made.registry().catalogue("cart").models[3].lineage
     assert (lineage.config["started_from"], lineage.metrics["updates"]) == ("cart/1", 256)
+    assert not is_carried_over(lineage)
+
+
+def test_a_carried_over_champion_is_checked_at_the_temperature_at_which_it_is_released(
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    checked = []
+    check = vars(game_training)["check_with_people"]
+
+    def recorded(policy: Policy, **steps: Any) -> Any:
+        checked.append(policy.weights["heads.logits.0.kernel"])
+        return check(policy, **steps)
+
+    made = recording(DataFolder(quick_path), *GROWN)
+    made.play(person(0.5), 12, spec=GROWN[0])
+    with role_of(made, CLONES) as role:
+        assert until_idle(role)["champion"] == 1
+    made.play(person(0.5), 12, spec=GROWN[1])
+    monkeypatch.setattr(game_training, "check_with_people", recorded)
+    schedule = replace(CLONES.schedule, temperature=1.0)
+    with role_of(made, replace(CLONES, schedule=schedule)) as role:
+        until_idle(role)
+    registry = made.registry()
+    assert registry.manifest("cart", 2).lineage.config["temperature"] == SCHEDULE.temperature
+    (kernel,) = checked
+    released = registry.policy("cart", 2).weights["heads.logits.0.kernel"]
+    np.testing.assert_array_equal(kernel, released)
+
+
+def test_a_model_that_is_lost_ends_the_lineage_and_every_schema_counts():
+    lineage = Lineage(algorithm="bc", cursor_to="9", config={"started_from": "cart/1"})
+    policy = balancing_policy()
+    manifest = make_manifest(policy, policy.encode(), model_no=2, lineage=lineage)
+    now = Catalogue("cart")
+    now.models[2] = manifest
+    assert schemas_learned(now, 2, ["a", "b"]) == {"a", "b", manifest.schema}
+    now.models[1] = replace(manifest, model_no=1, schema="a", lineage=Lineage(algorithm="bc"))
+    assert schemas_learned(now, 2, ["a", "b"]) == {"a", manifest.schema}
 
 
 def test_a_champion_that_plays_unlike_people_after_the_update_is_not_carried_over(
@@ -1420,6 +1617,7 @@ def test_a_champion_that_plays_unlike_people_after_the_update_is_not_carried_ove
     now = made.registry().catalogue("cart")
     assert now.verdicts[2].startswith("reject: not better than a constant: "), now.verdicts
     assert now.model_of("champion", GROWN[1].schema) == 3, "the trained one"
+    assert "started_from" not in now.models[3].lineage.config, "it is trained from new weights"
 
 
 def test_a_carried_over_champion_is_replaced_if_a_player_of_the_earlier_schema_is_forgotten(

@@ -395,8 +395,9 @@ def forget(
             fields = forget_player(folder, player, game=game, timeout_s=timeout_s, config=config)
     fields["models"] = released_models(data_text, fields["games"])
     earlier = fields.pop("earlier")
-    fields["forgotten_before_s"] = max(earlier.values(), default=None)
-    fields["unreplaced"] = unreplaced_models(data_text, fields["games"], earlier)
+    times = [at_s for requests in earlier.values() for at_s in requests.values()]
+    fields["forgotten_before_s"] = max(times, default=None)
+    fields["unreplaced"] = unreplaced_models(data_text, earlier)
     fields["not_searched"] = ["backups", "exported files", "run folders"]
     out = results(as_json=as_json)
     has_erased = bool(fields["chunks"] or fields["spooled_sessions"])
@@ -408,7 +409,7 @@ def forget(
         )
     else:
         before = "check the name"
-        if earlier:
+        if times:
             at = time.strftime("%Y-%m-%d %H:%M", time.localtime(fields["forgotten_before_s"]))
             before = f"it was forgotten before, at {at}"
         out.print(
@@ -418,7 +419,7 @@ def forget(
         )
         if fields["unreplaced"]:
             out.print(
-                "champions that were trained before that and are not replaced yet: "
+                "champions that may have learned from the player and are not replaced yet: "
                 f"{', '.join(fields['unreplaced'])}; understudy status shows when they are",
                 soft_wrap=True,
             )

@@ -1,7 +1,8 @@
 """The deployment that a command works on, and its store if that is a remote database."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from understudy.backends.addresses import check_backends, open_store
@@ -46,21 +47,37 @@ def released_models(text: str | None, games: list[str]) -> list[str]:
     return [f"{game}/{number}" for game in games for number in registry.catalogue(game).models]
 
 
-def unreplaced_models(text: str | None, games: list[str], forgets: Iterable[int]) -> list[str]:
-    """The champions of these games that were trained before one of these `forget` events."""
-    config = config_of(text)
-    if not (forgotten := sorted(forgets)) or not signing_key(config.folder).exists():
-        return []
-    from understudy.release.gatekeeper import learned_before  # imported here: it takes a second
+def unreplaced_models(text: str | None, forgets: Mapping[str, Collection[int]]) -> list[str]:
+    """The champions that may have learned from a player before one of these `forget` events.
 
+    `forgets`: arrival numbers of the events, by game. Those count that the learner has recorded for
+    a schema that the champion learned from; all of them, if it has not read them yet.
+    """
+    config = config_of(text)
+    if not any(forgets.values()) or not signing_key(config.folder).exists():
+        return []
+    # Imported here: it takes a second.
+    from understudy.release.gatekeeper import learned_before, schemas_learned
+    from understudy.release.store_stats import may_concern
+
+    state = {}
+    with contextlib.suppress(OSError, ValueError):
+        state = json.loads((config.folder.root / "learner" / "store_stats.json").read_bytes())
     registry = open_deployment(config.folder, models=config.models.url).registry
-    return [
-        f"{game}/{champion.model_no}"
-        for game in games
-        for now in [registry.catalogue(game)]
-        for champion in now.live("champion")
-        if learned_before(now, champion.model_no, forgotten)
-    ]
+    names = []
+    for game, numbers in forgets.items():
+        now = registry.catalogue(game)
+        every = state.get("schemas", {}).get(game, {})
+        for champion in now.live("champion"):
+            schemas = schemas_learned(now, champion.model_no, every)
+            concerning = [
+                number
+                for number in numbers
+                if may_concern(state, number, game=game, schemas=schemas)
+            ]
+            if learned_before(now, champion.model_no, concerning):
+                names.append(f"{game}/{champion.model_no}")
+    return names
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,11 @@ def model_name(game: str, model_no: int) -> str:
     return f"{game}/{model_no}"
 
 
+def number_of(name: str) -> int:
+    """The number of the model with this name."""
+    return int(name.rpartition("/")[2])
+
+
 def manifest_from_json(facts: Any) -> Manifest:
     """Parse a manifest; Refused unless all fields are present and valid."""
     try:

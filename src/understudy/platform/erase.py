@@ -11,9 +11,10 @@ from understudy.backends.local import has_store, open_local_store, open_view
 from understudy.backends.specs import registered_specs
 from understudy.backends.unfinished_imports import UnfinishedImports
 from understudy.client.spool import forget_spooled
-from understudy.core.errors import ConfigError, Locked
+from understudy.core.errors import ConfigError, Locked, UnderstudyError
 from understudy.core.log import FileLock
 from understudy.core.names import game_name, player_name
+from understudy.core.wording import shortened
 from understudy.experience.intake import deployment_key, pseudonym
 from understudy.experience.session import tombstone_of
 from understudy.platform.backup import delete_snapshots
@@ -35,12 +36,13 @@ def forget_player(
     """Erase a player by name in one game or in all; `config` locates remote streams and games.
 
     The result's `left` names each place that may still hold something of the player, and why;
-    `earlier` has the time of each earlier request to forget the name, by its arrival number.
+    `earlier` has the time of each earlier request to forget the name, by game and by its arrival
+    number; it is empty if that cannot be read.
     """
     config = config or Config()
     registered = registered_games(data, models=config.models.url)
     games, players = _find(data, player, registered, game)
-    earlier = _earlier_requests(data.store, players)
+    earlier = _earlier_requests(data.store, games, players)
     if data.has_writer():
         hexes = [player_id.hex() for player_id in players]
         result = dict(send_request(data.requests, "forget", timeout_s=timeout_s, players=hexes))
@@ -76,7 +78,8 @@ def forget_in_remote_store(
     """
     games, players = _find(data, player, registered, game)
     # Arrival numbers are those of the copy that the learner reads.
-    earlier = _earlier_requests(DataFolder(data.root, store_name="window").store, players)
+    window = DataFolder(data.root, store_name="window").store
+    earlier = _earlier_requests(window, games, players)
     chunks = sum(store.forget(player_id) for player_id in players)
     left = {
         "store": "the database keeps deleted rows in its files until they are compacted, and the "
@@ -116,12 +119,19 @@ def _find(
     return games, [pseudonym(key, game_name(played), name) for played in games]
 
 
-def _earlier_requests(store: Path, players: list[bytes]) -> dict[int, float]:
-    """When these players were forgotten before, in seconds, by arrival number."""
+def _earlier_requests(
+    store: Path, games: list[str], players: list[bytes]
+) -> dict[str, dict[int, float]]:
+    """When a player was forgotten before, in seconds, by game and by arrival number."""
     if not has_store(store):
         return {}
-    with contextlib.closing(open_view(store)) as view:
-        return {no: at_s for player in players for no, at_s in view.forgets_of(player).items()}
+    try:
+        with contextlib.closing(open_view(store)) as view:
+            return {
+                game: view.forgets_of(player) for game, player in zip(games, players, strict=True)
+            }
+    except UnderstudyError:
+        return {}  # a damaged copy must not prevent the erasure
 
 
 def _left_in_stream(url: str) -> dict[str, str]:
@@ -150,6 +160,11 @@ def _forget_copies(
                     copy.forget(player_id)
     except Locked:
         left["window"] = "a running learner erases its copy of the store at its next read"
+    except UnderstudyError as error:
+        left["window"] = (
+            f"the learner's copy of the store cannot be changed; delete {window}, from which only "
+            f"time is lost: {shortened(str(error), 500)}"
+        )
     try:
         if snapshots.is_dir():
             with FileLock(snapshots / ".lock", what="a backup"):

@@ -15,14 +15,21 @@ except where noted:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import structlog
 
-from understudy.core.errors import ConfigError, Corrupt, Fenced, LearningFailed, UnderstudyError
+from understudy.core.errors import (
+    ConfigError,
+    Corrupt,
+    Fenced,
+    LearningFailed,
+    Refused,
+    UnderstudyError,
+)
 from understudy.core.log import storage_error
 from understudy.core.plural import plural
 from understudy.core.wording import shortened
@@ -31,8 +38,14 @@ from understudy.experience.skill import DEFAULT_NOISE
 from understudy.learn.symmetry import may_mirror
 from understudy.models.calibration import calibrate, has_moved, is_due, measured
 from understudy.models.catalogue import Alias, Catalogue
-from understudy.models.gate import GateDecision, Played, compared_with_champion, of_trial
-from understudy.models.manifest import Lineage, model_name
+from understudy.models.gate import (
+    GateDecision,
+    ModelCheck,
+    Played,
+    compared_with_champion,
+    of_trial,
+)
+from understudy.models.manifest import Lineage, model_name, number_of
 from understudy.nn.policy import Policy
 from understudy.release.candidate_ranking import MAX_STEPS, CandidateRanking, may_rank
 from understudy.release.game_training import (
@@ -48,6 +61,7 @@ from understudy.release.gatekeeper import (
     is_replacement,
     learned_before,
     replacements,
+    schemas_learned,
 )
 from understudy.release.schedule import (
     LearnerStatus,
@@ -100,6 +114,8 @@ class GameLearner:
         self._given_up: tuple[str, int] | None = None
         """An algorithm whose training kept failing, and the steps with which it is tried again."""
         self._gave_up_why = ""
+        self._not_ranked = ""
+        """Why the last candidate of iql was released without a ranking."""
         self._retry_at_s = 0.0
         self._read_canary_s = 0.0
         self._deleted_at: tuple[Any, ...] = ()
@@ -205,6 +221,9 @@ class GameLearner:
         if self._must_replace(now, training):
             _log.info("replacement", game=self.game, why=self._forgotten(now, spec.schema))
             training.renew()
+        elif self._has_forgotten_start(now, training):
+            _log.info("new_weights", game=self.game, why=f"a forget after {training.started_from}")
+            training.renew()
         if not training.marks.is_admitted:
             # A learner was stopped, or failed, after a release.
             self._admit(training)
@@ -308,11 +327,17 @@ class GameLearner:
 
     def _carry_over(self, now: Catalogue, training: GameTraining) -> None:
         """Release the last schema's champion for this one, where it plays in the same way."""
-        model_no = int(training.started_from.rpartition("/")[2])
+        model_no = number_of(training.started_from)
         old = now.models[model_no].lineage
         temperature = old.config.get("temperature", 1.0)
-        own = training.lineage(temperature=temperature)
-        lineage = replace(old, parent=model_no, config=own.config, metrics=own.metrics)
+        config = {
+            **old.config,
+            "started_from": training.started_from,
+            "carried_over": True,
+            "read_no": training.marks.read_no,
+            "temperature": temperature,
+        }
+        lineage = replace(old, parent=model_no, config=config)
         self._release(training, training.engine.policy.at_temperature(temperature), lineage)
 
     # --- The ranking ------------------------------------------------------------------------------
@@ -345,7 +370,8 @@ class GameLearner:
                 return
         except (LearningFailed, ConfigError) as error:
             why = shortened(str(error), 500)
-            _log.warning("not_ranked", game=self.game, why=f"no clone was trained: {why}")
+            self._not_ranked = f"no clone was trained: {why}"
+            _log.warning("not_ranked", game=self.game, why=self._not_ranked)
             self._end_ranking()
             self._release(training, training.candidate, training.lineage())
             return
@@ -372,6 +398,7 @@ class GameLearner:
                 parent=training.marks.model_no,
             )
         clone.ranked()
+        self._not_ranked = ""
         self._end_ranking()
         self._release(training, policy, lineage)
 
@@ -383,7 +410,8 @@ class GameLearner:
             clone = self._clone = self._create_training(training.spec, "bc")
             clone.engine.follow()
             forgotten = self._context.store_stats.forgotten(self.game, training.spec.schema)
-            if clone.updates and clone.marks.read_no < max(forgotten, default=0):
+            has_read = clone.updates and clone.marks.read_no < max(forgotten, default=0)
+            if clone.started_from or has_read:
                 clone.renew()
         n_steps = clone.engine.n_usable
         first_steps = self._context.config.schedule.first_steps
@@ -424,12 +452,20 @@ class GameLearner:
                 model_no,
                 epoch=self.epoch,
                 play=play,
-                people=training.check_with_people() if is_first else None,
+                people=self._check_with_people(training) if is_first else None,
                 returns=self._returns,
                 margin=self._margin(now, model_no),
             )
         training.admitted()
         self._record(model_no, decision)
+
+    def _check_with_people(self, training: GameTraining) -> ModelCheck | None:
+        """How the training's last release compares with the held-out steps of people."""
+        try:
+            policy = self._context.registry.policy(self.game, training.marks.model_no)
+        except (Corrupt, Refused, ConfigError):
+            return None  # the gate rejects a model that is damaged or lost
+        return training.check_with_people(policy)
 
     def _judge_canaries(self) -> bool:
         """Compare each schema's canary with its champion; return whether one was decided."""
@@ -469,15 +505,28 @@ class GameLearner:
     def _forgets(self, now: Catalogue, schema: str) -> Sequence[int]:
         """Arrival numbers of `forget` events of players of a schema.
 
-        Includes those of the schema that its champion's first weights are from.
+        Includes those of the schemas that its champion's first weights are from.
         """
+        champion = now.model_of("champion", schema)
+        return self._forgets_behind(now, champion) if champion else self._forgets_of([schema])
+
+    def _forgets_behind(self, now: Catalogue, model_no: int) -> Sequence[int]:
+        """Those of all schemas that a model may have learned from."""
+        every = self._context.store_stats.schemas.get(self.game, {})
+        return self._forgets_of(schemas_learned(now, model_no, every))
+
+    def _forgets_of(self, schemas: Iterable[str]) -> Sequence[int]:
         stats = self._context.store_stats
-        found = {*stats.forgotten(self.game, schema)}
-        model_no = now.model_of("champion", schema)
-        while model_no and (start := now.models[model_no].lineage.config.get("started_from")):
-            model_no = int(start.rpartition("/")[2])
-            found.update(stats.forgotten(self.game, now.models[model_no].schema))
-        return sorted(found)
+        return sorted({*chain(*(stats.forgotten(self.game, schema) for schema in schemas))})
+
+    def _has_forgotten_start(self, now: Catalogue, training: GameTraining) -> bool:
+        """Whether the first weights, which no update has changed, are from a forgotten player."""
+        if not training.started_from or training.updates or not training.marks.is_admitted:
+            return False
+        start = number_of(training.started_from)
+        return start not in now.models or bool(
+            learned_before(now, start, self._forgets_behind(now, start))
+        )
 
     def _must_replace(self, now: Catalogue, training: GameTraining) -> bool:
         """Whether to train anew, since champion or training learned from a forgotten player.
@@ -700,7 +749,8 @@ class GameLearner:
             "error": self._error,
             # Between two failures a training may work for a while.
             "failing": self._error or (self._logged_error if self._n_failures > 1 else ""),
-            "gave_up": self._gave_up_why,
+            "gave_up": self._gave_up_why
+            or (self._not_ranked and f"iql was released without a ranking: {self._not_ranked}"),
             "schedule": schedule_text(
                 context.config.schedule,
                 is_discrete=spec is None or spec.discrete is not None,

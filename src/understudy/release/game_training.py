@@ -33,7 +33,7 @@ from understudy.learn.learner import Learner
 from understudy.learn.symmetry import find_symmetry
 from understudy.learn.warm_start import keeps_play, warm_start
 from understudy.models.gate import Bounds, ModelCheck
-from understudy.models.manifest import Lineage
+from understudy.models.manifest import Lineage, number_of
 from understudy.models.registry import Registry
 from understudy.nn.policy import Policy
 from understudy.release.gatekeeper import Gatekeeper
@@ -198,6 +198,9 @@ class GameTraining:
                     self._show(*view)
                 self._job.restore(checkpoint)
                 self.started_from = checkpoint.facts.get("started_from", "")
+                # The champion may be another one by now.
+                is_start = self._start is not None and self._start[0] == self.started_from
+                self._keeps_play = self._keeps_play and is_start
         except (ConfigError, KeyError, TypeError) as error:  # written by another version
             self.engine.close()
             self._set_aside(error)
@@ -307,9 +310,7 @@ class GameTraining:
         if self.marks.updates and self.algorithm != "dqn":
             self._restart()
         if not self.updates and not self._is_prepared:
-            # Either may be behind the other.
-            read_no = min(self._context.store_stats.read_no, self.engine.position.seen_no)
-            self.marks = replace(self.marks, read_no=read_no)
+            self.marks = replace(self.marks, read_no=self._read_no())
             if (self._finds_centre or self._finds_symmetry) and not self._find_view():
                 return False
             if is_first and not self.engine.has_held_out:
@@ -317,6 +318,23 @@ class GameTraining:
                 self._save()
             self._is_prepared = True
         return True
+
+    def _read_no(self) -> int:
+        """The highest arrival number that was read when the first weights were new.
+
+        A player who was forgotten since the model was trained that they are from may be in them.
+        """
+        # Either may be behind the other.
+        read_no = min(self._context.store_stats.read_no, self.engine.position.seen_no)
+        if not self.started_from:
+            return read_no
+        models = self._context.registry.catalogue(self.spec.game).models
+        start = models.get(number_of(self.started_from))
+        if start is None:
+            return 0  # lost, so it is not known
+        if not start.lineage.cursor_to:
+            return read_no  # it did not learn from the store
+        return min(read_no, int(start.lineage.config.get("read_no", 0)))
 
     def step(self) -> None:
         """Run one compiled call of updates; call `prepare` before."""
@@ -415,14 +433,12 @@ class GameTraining:
         self.engine.close()
         self._create_engine()
 
-    def check_with_people(self) -> ModelCheck | None:
-        """How the current policy compares with the held-out steps; None if they are too few."""
+    def check_with_people(self, policy: Policy) -> ModelCheck | None:
+        """How a policy compares with the held-out steps; None if they are too few."""
         held_out = self.engine.held_out()
         if not held_out or not self.engine.learner.may_step:  # others may have been erased since
             return None
-        return check_with_people(
-            self.candidate, learned=self.engine.learned_sample(), held_out=held_out
-        )
+        return check_with_people(policy, learned=self.engine.learned_sample(), held_out=held_out)
 
     def renew(self) -> None:
         """Train the next candidate from new weights at once, without waiting for more steps."""
@@ -432,8 +448,10 @@ class GameTraining:
     def _restart(self) -> None:
         """Train from new weights, on the newest steps that the store holds now."""
         self.engine.close()
-        self._folder.rename(self._before)
+        if self._folder.exists():
+            self._folder.rename(self._before)
         self._start = None
+        self._choice = None
         self._is_prepared = False
         self._create_engine()
         self.marks = replace(self.marks, updates=0)
@@ -477,9 +495,15 @@ class GameTraining:
         self._save()
 
     def admitted(self) -> None:
-        """Record that the gate has decided about the last release."""
+        """Record that the gate has decided about the last release.
+
+        After a champion that was carried over, the training begins, from new weights.
+        """
         self.marks = replace(self.marks, is_admitted=True)
-        self._save()
+        if self.updates:
+            self._save()
+        else:
+            self.renew()
 
     def save_if_moved(self) -> None:
         """Save a checkpoint if there were updates since the last one."""
@@ -523,7 +547,9 @@ def delete_forgotten(
             checkpoint = Checkpoints(path).latest()
             facts = checkpoint.facts if checkpoint is not None else {}
         # Checkpoints of earlier versions and damaged ones name no schema: every event counts.
-        events = forgotten.get(facts.get("schema", ""), tuple(chain(*forgotten.values())))
+        # So it does if the first weights are of another schema.
+        schema = "" if facts.get("started_from") else facts.get("schema", "")
+        events = forgotten.get(schema, tuple(chain(*forgotten.values())))
         if facts.get("marks", {}).get("read_no", 0) < max(events, default=0):
             Checkpoints(path).delete()
             deleted.append(path)

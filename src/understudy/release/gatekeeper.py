@@ -13,7 +13,7 @@ import bisect
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from understudy.models.catalogue import (
     Control,
 )
 from understudy.models.gate import Bounds, GateDecision, ModelCheck, Played
-from understudy.models.manifest import Lineage, Manifest, make_manifest, model_name
+from understudy.models.manifest import Lineage, Manifest, make_manifest, model_name, number_of
 from understudy.models.registry import Registry, damage_key
 from understudy.nn.policy import Policy
 from understudy.release.model_check import Budget, check_in_subprocess
@@ -368,6 +368,22 @@ def learned_before(now: Catalogue, model_no: int, forgotten: Sequence[int]) -> i
     return newest if lineage.cursor_to and newest > lineage.config.get("read_no", 0) else 0
 
 
+def schemas_learned(now: Catalogue, model_no: int, every: Iterable[str]) -> set[str]:
+    """The schemas of a model and of those from which its first weights are.
+
+    `every`: all schemas of the game, which are returned if one of these models is lost.
+    """
+    schemas = set()
+    while model_no in now.models:
+        manifest = now.models[model_no]
+        schemas.add(manifest.schema)
+        started_from = manifest.lineage.config.get("started_from")
+        if not started_from:
+            return schemas
+        model_no = number_of(started_from)
+    return schemas.union(every)
+
+
 def is_replacement(now: Catalogue, model_no: int, forgotten: Sequence[int]) -> bool:
     """Whether a model is the first one of its schema that was trained after a `forget`.
 
@@ -404,13 +420,17 @@ def follows_carried_over(now: Catalogue, model_no: int) -> bool:
     champion = now.model_of("champion", schema)
     if not champion or not is_carried_over(now.models[champion].lineage):
         return False
-    later = (no for no, one in now.models.items() if one.schema == schema and no > champion)
+    later = (
+        number
+        for number, model in now.models.items()
+        if model.schema == schema and number > champion
+    )
     return model_no == min(later, default=0)
 
 
 def is_carried_over(lineage: Lineage) -> bool:
     """Whether a model is the champion of an earlier schema, with the weights that it had there."""
-    return "started_from" in lineage.config and lineage.metrics.get("updates") == 0
+    return bool(lineage.config.get("carried_over", False))
 
 
 def _read_no(now: Catalogue, model_no: int) -> int:

@@ -14,7 +14,7 @@ the reason in `not_compared`.
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -539,6 +539,23 @@ def _recorded(
         int(players, 16),
         list(forgotten),
     )
+
+
+def may_concern(
+    state: Mapping[str, Any], forget_no: int, *, game: str, schemas: Collection[str]
+) -> bool:
+    """Whether a `forget` event may be of a player with steps of these schemas; True if not known.
+
+    `state`: what `StoreStats.state` returned, or {}. `forget_no`: the event's arrival number.
+    """
+    if forget_no > state.get("read_no", 0) or "unread_players" not in state:
+        return True
+    stored = state["schemas"].get(game, {})
+    for forgotten in (_recorded(*stored[name]).forgotten for name in schemas if name in stored):
+        is_dropped = len(forgotten) >= _MAX_FORGETS and forget_no < forgotten[0]
+        if forget_no in forgotten or is_dropped:
+            return True
+    return False
 
 
 def player_hash(tombstone: bytes) -> str:
