@@ -448,7 +448,7 @@ def test_a_learner_that_has_just_started_says_so(made: Recording, monkeypatch: p
         monkeypatch.setattr(game_learner.GameLearner, "step", watched)
         role.step()
         assert "of 1000 steps of people" in role.status()["games"]["cart"]["why"]
-    assert seen == ["the learner has just started and reads what is recorded"]
+    assert seen == ["the learner has just found this game and reads what is recorded"]
 
 
 def test_steps_of_an_erased_player_are_no_longer_used(made: Recording):

@@ -100,7 +100,9 @@ class GameLearner:
         """A training of bc, whose candidates are ranked with those of the current training."""
         self._ranking: CandidateRanking | None = None
         self._spec: GameSpec | None = None
-        self._next = Next("wait", "the learner has just started and reads what is recorded", None)
+        self._next = Next(
+            "wait", "the learner has just found this game and reads what is recorded", None
+        )
         self._decision: tuple[str, GateDecision] | None = None
         self._guarded: list[str] = []
         self._n_guarded = 0
