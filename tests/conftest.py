@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import schedule
 from tests.card import Card
@@ -20,8 +20,8 @@ from understudy.testing.store_harness import StoreHarness
 # Without keys, botocore would request the role of the machine over the network.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 
-# Property tests check values, not the load of the machine: no deadline per example.
-settings.register_profile("unhurried", deadline=None)
+# Property tests check values, not the load of the machine: no example is too slow.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
 

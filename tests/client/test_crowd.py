@@ -215,6 +215,21 @@ def test_a_player_who_leaves_is_ended(tmp_path):
     assert game.stats().acked_steps == 2 + 2 + 2 + 1
 
 
+def test_a_session_released_twice_at_one_time_is_closed_once(tmp_path):
+    link = MemoryLink()
+    clock = FakeClock()
+    game = client(link, tmp_path, clock=clock, sender=SenderConfig(session_idle_s=5.0))
+    for _ in range(2):
+        with game.episode(player="anna") as ep:
+            play(ep, 3)
+    clock.advance(6)
+    while game.pump() <= 0:
+        pass
+    assert [frame.kind for frame in link.frames].count(FrameKind.CLOSE) == 1
+    game.close()
+    assert (game._sessions.n_live, game.stats().acked_steps) == (0, 4)
+
+
 def test_idle_sessions_close_by_themselves_and_running_ones_do_not(tmp_path):
     link = MemoryLink()
     clock = FakeClock()

@@ -442,7 +442,9 @@ class Sessions:
         with self._lock:
             while self._idle and self._idle[0][1] <= until_s:
                 session, since_s = self._idle.popleft()
-                if not (session.is_held or session.ended) and session.idle_since_s == since_s:
+                # It may be here twice, at one time if the clock stood still, or be removed by now.
+                is_live = session.id in self._live.get(session.player, {})
+                if is_live and not session.is_held and session.idle_since_s == since_s:
                     self._remove(session)
                     idle.append(session)
         for session in idle:
