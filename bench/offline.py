@@ -60,7 +60,7 @@ from understudy.learn.centre import find_centre  # noqa: E402
 from understudy.learn.held_out import symmetry_choice  # noqa: E402
 from understudy.learn.learner import Learner  # noqa: E402
 from understudy.learn.ranking import Choices, Estimate, RankingConfig, estimates  # noqa: E402
-from understudy.learn.replay import ReplaySource  # noqa: E402
+from understudy.learn.replay_source import ReplaySource  # noqa: E402
 from understudy.learn.symmetry import find_symmetry  # noqa: E402
 from understudy.nn.policy import Policy  # noqa: E402
 from understudy.release.schedule import LearningSchedule  # noqa: E402

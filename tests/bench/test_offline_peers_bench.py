@@ -16,7 +16,7 @@ from bench.offline_peers import main, misses, peer_inputs, peer_rows, places, se
 from bench.people import GAMES, RANDOM, Person
 from bench.players import true_returns, truth_chances
 from understudy.core.errors import UnderstudyError
-from understudy.learn.replay import ReplaySource
+from understudy.learn.replay_source import ReplaySource
 from understudy.training.settings import TrainRequest, resolve
 
 each_game = pytest.mark.parametrize("name", ["lander", "vault", "courier", "breakout", "pendulum"])

@@ -33,7 +33,8 @@ from understudy.experience.spaces import Box, Discrete
 from understudy.ingest.service import IngestService
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.learner import Learner, LearnerConfig
-from understudy.learn.replay import HostReplay, ReplayConfig, ReplaySource
+from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.replay_source import ReplaySource
 from understudy.nn.policy import Policy
 from understudy.ports import Ack, LiveModels, TicketBatch
 from understudy.stores.local import LocalStore

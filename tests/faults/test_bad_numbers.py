@@ -20,7 +20,7 @@ from understudy.core.clock import SystemClock
 from understudy.core.errors import LearningFailed
 from understudy.learn import learner as learner_module
 from understudy.learn.learner import Learner
-from understudy.learn.replay import ReplaySource
+from understudy.learn.replay_source import ReplaySource
 from understudy.learn.rollouts import RolloutQueue
 from understudy.stores.local import LocalStore
 from understudy.training.env_info import GameChoice, inspect_env

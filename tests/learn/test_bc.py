@@ -14,7 +14,7 @@ from understudy.experience.spaces import Box, Discrete
 from understudy.learn import flat
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.learner import Learner, LearnerConfig
-from understudy.learn.replay import ReplaySource
+from understudy.learn.replay_source import ReplaySource
 
 DISCRETE = game_spec("sign", obs=2, actions=Discrete(3, 4))
 CONTINUOUS = game_spec("pull", obs=2, actions=Box((1, 2), DTYPES["F64"], -2.0, 6.0))

@@ -29,7 +29,8 @@ from understudy.learn.learner import (
     state_from_arrays,
     state_to_arrays,
 )
-from understudy.learn.replay import HostReplay, LimiterConfig, ReplayConfig, ReplaySource
+from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.replay_source import LimiterConfig, ReplaySource
 
 GAME = game_spec("line", obs=3, actions=2)
 ROLLOUT = 8

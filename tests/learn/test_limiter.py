@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.core.errors import ConfigError
-from understudy.learn.replay import Limiter, LimiterConfig
+from understudy.learn.replay_source import Limiter, LimiterConfig
 
 
 def limiter(**settings) -> Limiter:

@@ -22,7 +22,7 @@ from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.algorithms.iql import Iql, IqlConfig, IqlKnobs
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig, PpoKnobs
 from understudy.learn.learner import Learner, LearnerConfig
-from understudy.learn.replay import LimiterConfig
+from understudy.learn.replay_source import LimiterConfig
 from understudy.testing.algorithm import random_rollout
 
 STATES = 5

@@ -23,7 +23,8 @@ from understudy.learn.outliers import (
     shared_weights,
     step_weights,
 )
-from understudy.learn.replay import HostReplay, ReplayConfig, ReplaySource
+from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.replay_source import ReplaySource
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from understudy.experience.chunk import Chunk
 from understudy.experience.game import game_spec
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.learner import Learner, LearnerConfig
-from understudy.learn.replay import LimiterConfig, ReplayConfig, ReplaySource
+from understudy.learn.replay import ReplayConfig
+from understudy.learn.replay_source import LimiterConfig, ReplaySource
 from understudy.nn.policy import Policy
 from understudy.stores.local import LocalStore
 from understudy.testing.clock import ManualClock

@@ -18,7 +18,7 @@ from understudy.experience.game import GameSpec
 from understudy.experience.spaces import Box, Discrete
 from understudy.learn.algorithms.bc import Bc
 from understudy.learn.algorithms.dqn import Dqn
-from understudy.learn.replay import Limiter
+from understudy.learn.replay_source import Limiter
 from understudy.nn.network import Dense, Input, NetworkSpec
 from understudy.training.settings import (
     ALGORITHMS,

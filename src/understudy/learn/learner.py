@@ -22,7 +22,8 @@ from understudy.algorithm import Algorithm, Feedback, Rollouts, Schedule, Transi
 from understudy.core.errors import ConfigError, LearningFailed
 from understudy.core.tensors import Array, arrays_under
 from understudy.experience.chunk import Chunk, ChunkId
-from understudy.learn.replay import HostReplay, Limiter, LimiterConfig, ReplayConfig, ReplaySource
+from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.replay_source import Limiter, LimiterConfig, ReplaySource
 from understudy.learn.rollouts import RolloutQueue
 from understudy.nn.policy import Policy
 

@@ -20,7 +20,8 @@ from understudy.experience.frame import FrameKind
 from understudy.experience.session import tombstone_of
 from understudy.learn.best_episodes import pieces_of, returns_of, rows_from
 from understudy.learn.learner import Learner
-from understudy.learn.replay import Drawn, HostReplay, ReplayConfig, ReplaySource
+from understudy.learn.replay import Drawn, HostReplay, ReplayConfig
+from understudy.learn.replay_source import ReplaySource
 from understudy.nn.policy import Policy
 from understudy.ports import Forgotten, Stored
 from understudy.training.events import Compiling, Guarded, OnEvent, Update

@@ -199,7 +199,8 @@ class RunSettings:
         """The learner's configuration from these settings."""
         # Imported late: JAX takes seconds, and showing settings does not need it.
         from understudy.learn.learner import LearnerConfig
-        from understudy.learn.replay import LimiterConfig, ReplayConfig
+        from understudy.learn.replay import ReplayConfig
+        from understudy.learn.replay_source import LimiterConfig
 
         part = self.learner
         # The steps whose samples make up two compiled calls.
