@@ -8,8 +8,8 @@ SETUP := $(PYTHON) scripts/setup.py $(if $(filter file,$(origin PYTHON)),--any-p
 # The slowest tests are listed at the end.
 PYTEST := $(BIN)/pytest --durations 25 --durations-min 10
 
-# The extras that tests without servers need: every connector but Spark, which takes half a gigabyte.
-TESTED := platform dev aws cassandra export kafka
+# The extras that tests without servers need: every connector but Spark and Ray, which take 0.7 GB.
+TESTED := platform dev aws cassandra export kafka optuna
 
 # Some containers set this variable; every process would then compile each imported module again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -32,7 +32,7 @@ test:  ## run every test that needs no external server
 	$(PYTEST) -n 2
 
 test-backends:  ## run every test that needs real servers; PROFILE=full adds repetitions
-	@$(SETUP) $(TESTED) servers spark
+	@$(SETUP) $(TESTED) examples ray servers spark
 	@$(BIN)/understudy dev servers fetch || echo "  tests of missing servers are skipped"
 	$(PYTEST) -n 2 -m "backends$(if $(filter full,$(PROFILE)),, and not slow)" tests/integration
 
@@ -49,8 +49,12 @@ bench:  ## measure every figure of docs/figures.md, ours and those of peers
 	$(BIN)/python bench/experience.py
 	$(BIN)/python bench/gateway.py
 	$(BIN)/python bench/crowd.py
+	$(BIN)/python bench/scale.py
+	$(BIN)/python bench/engines.py
 	$(BIN)/python bench/backends.py
 	$(BIN)/python bench/learning.py
+	$(BIN)/python bench/score_statistics.py
+	$(BIN)/python bench/tune.py
 	$(BIN)/python bench/run.py all
 	@# Hours: 27 runs; a run that was measured with this commit is kept.
 	$(BIN)/python bench/players.py loop

@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.figures import Figure, Findings, Ratio, all_of, in_turn
 from bench.games import CART, cart_obs, record
-from bench.scale import Scale
+from bench.sizes import Scale
 from understudy.client.spool import Spool
 from understudy.client.spool_folder import SpooledFrame
 from understudy.core.names import new_session, player_name

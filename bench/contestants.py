@@ -77,6 +77,20 @@ def _install(uv: Path, folder: Path, pins: Path) -> None:
     call(uv, "pip", "install", "--python", folder, "-r", pins)
 
 
+def limited_environment(threads: int) -> dict[str, str]:
+    """This process's environment, with the limits that hold for every contestant."""
+    return {
+        **os.environ,
+        **{f"{name}_NUM_THREADS": str(threads) for name in _THREADS},
+        "JAX_PLATFORMS": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONWARNINGS": "ignore",
+        # Every contestant compiles from scratch: no compiled program of an earlier run is reused.
+        "UNDERSTUDY_COMPILE_CACHE": "",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+    }
+
+
 class Process:
     """A started contestant: `ask` runs a round; `line` and `answer` exchange lines in a round."""
 
@@ -84,19 +98,9 @@ class Process:
         self, contestant: Contestant, request: dict[str, Any], *, threads: int | None = None
     ) -> None:
         threads = threads or contestant.threads
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if contestant.is_ours or name != "PYTHONPATH"
-        }
-        environment |= {f"{name}_NUM_THREADS": str(threads) for name in _THREADS}
-        environment |= {
-            "JAX_PLATFORMS": "cpu",
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONWARNINGS": "ignore",
-        }
-        # Every contestant compiles from scratch: no compiled program of an earlier run is reused.
-        environment |= {"UNDERSTUDY_COMPILE_CACHE": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+        environment = limited_environment(threads)
+        if not contestant.is_ours:
+            environment.pop("PYTHONPATH", None)
         command = [str(python_of(contestant.environment)), "-m", contestant.module]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by close()
         self._unread = b""

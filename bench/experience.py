@@ -34,7 +34,7 @@ if __name__ == "__main__":
 
 from bench import machine, slow_sync  # noqa: E402
 from bench.figures import Findings  # noqa: E402
-from bench.scale import SCALES  # noqa: E402
+from bench.sizes import SCALES  # noqa: E402
 
 MEASUREMENTS = ("recorder", "codec", "ingest", "lag", "log", "store")
 PASSES = ("native", "slow_sync")

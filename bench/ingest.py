@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.figures import Figure, Findings, Gate, all_of
 from bench.games import CART, SCREEN, OneGame, cart_frames, n_steps, noise, screens, session_frames
-from bench.scale import Scale
+from bench.sizes import Scale
 from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
 from understudy.ingest.service import IngestService

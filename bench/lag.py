@@ -20,7 +20,7 @@ import numpy as np
 
 from bench import slow_sync
 from bench.figures import Figure, Findings, Gate, all_of, percentiles
-from bench.scale import Scale
+from bench.sizes import Scale
 from understudy.algorithm import Transitions
 from understudy.backends.data import DataFolder
 from understudy.client.connect import ClientConfig, connect

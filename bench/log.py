@@ -8,7 +8,7 @@ from typing import Any
 from bench.figures import Figure, Findings, Took, all_of, in_turn, rate_ratios
 from bench.games import cart_frames, n_steps
 from bench.redis_server import Missing, cpu_s, redis_server
-from bench.scale import Scale
+from bench.sizes import Scale
 from understudy.experience.frame import Frame, decode_frame
 from understudy.streams.file import FileStream
 

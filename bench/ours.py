@@ -112,7 +112,8 @@ _ROWS_PER_BLOCK = payload.BLOCK + 16
 def replay(_: Link, request: dict[str, Any]) -> Round:
     """Insert, sample and update; rows arrive in chunks of 512 with priorities, as from actors."""
     from understudy.algorithm import Transitions
-    from understudy.learn.replay import Drawn, HostReplay, ReplayConfig
+    from understudy.learn.replay import HostReplay
+    from understudy.replay import Drawn, ReplayConfig
 
     kind = request["payload"]
     game = game_spec(

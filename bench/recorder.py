@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.figures import Figure, Findings, Gate, all_of, percentiles
 from bench.games import CART, cart_obs
-from bench.scale import Scale
+from bench.sizes import Scale
 from understudy.client.connect import Game, connect
 from understudy.client.episode import Episode
 from understudy.core.tensors import Array

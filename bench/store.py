@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.figures import Figure, Findings, Took, all_of, in_turn, rate_ratios
 from bench.games import CART, SCREEN, OneGame, cart_frames, n_steps, noise, session_frames
 from bench.peers import LmdbPeer, Peer, SqlitePeer, peers
-from bench.scale import Scale
+from bench.sizes import Scale
 from understudy.experience.chunk import chunk_of
 from understudy.experience.frame import Frame
 from understudy.ports import Candidate, Cursor, Position, Stored, WriteBatch

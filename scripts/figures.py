@@ -149,6 +149,8 @@ def figures() -> str:
     ]
     title = "Very many players in one process (`bench/crowd.py`, {about}):"
     parts += [_measured_with(result, "crowd", title) for result in _results("crowd.json")]
+    title = "Actors in processes, while the learner updates (`bench/scale.py`, {about}):"
+    parts += [_measured_with(result, "scale", title) for result in _results("scale.json")]
     shared = "one local server each, on the same two cores"
     parts += [
         _measured_with(result, "backends", f"Backends (`bench/backends.py`, {{about}}; {shared}):")

@@ -10,11 +10,14 @@ from typing import Any
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DISABLE_IMPORT_WARNING="1", RAY_DEDUP_LOGS="0")
 
 import ray
+from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.tune.registry import register_env
 
 from bench.against.link import Link, Round, Training, dense, serve, torch_layers
+from bench.against.sleepy import GAMES
 
 
 def _config(settings: dict[str, Any]) -> Any:
@@ -86,5 +89,64 @@ def collect(_: Link, request: dict[str, Any]) -> Round:
     return run
 
 
+def scale(_: Link, request: dict[str, Any]) -> Round:
+    """DQN with env runners as Ray actors, one update of 64 rows per 8 steps."""
+    ray.init(num_cpus=request["actors"] + 1, include_dashboard=False, logging_level=logging.ERROR)
+    register_env("game", lambda _config: GAMES[request["game"]]())
+    algorithm = (
+        DQNConfig()
+        .environment("game")
+        .env_runners(
+            num_env_runners=request["actors"],
+            num_envs_per_env_runner=request["envs"] // request["actors"],
+            rollout_fragment_length=32,
+        )
+        .learners(num_learners=0)
+        .training(
+            lr=1e-3,
+            train_batch_size_per_learner=64,
+            training_intensity=8.0,
+            replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": 131_072},
+            num_steps_sampled_before_learning_starts=1_024,
+            target_network_update_freq=1_024,
+            double_q=False,
+            dueling=False,
+        )
+        .reporting(min_time_s_per_iteration=1, min_sample_timesteps_per_iteration=1)
+        .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="relu"))
+        .debugging(seed=0)
+        .build_algo()
+    )
+
+    def counts() -> tuple[float, float, float]:
+        result = algorithm.train()
+        trained = result.get("learners", {}).get("__all_modules__", {})
+        return (
+            time.perf_counter(),
+            float(result["num_env_steps_sampled_lifetime"]),
+            float(trained.get("num_module_steps_trained_lifetime", 0)) / 64,
+        )
+
+    def run() -> dict[str, Any]:
+        before = counts()
+        while not before[2]:
+            before = counts()
+        now = counts()
+        while now[0] < before[0] + request["seconds"]:
+            now = counts()
+        took_s = now[0] - before[0]
+        algorithm.stop()
+        ray.shutdown()
+        return {
+            "steps_per_s": (now[1] - before[1]) / took_s,
+            "updates_per_s": (now[2] - before[2]) / took_s,
+        }
+
+    return run
+
+
 if __name__ == "__main__":
-    serve(["ray", "torch", "gymnasium", "numpy"], {"solve-ppo": solve, "collect": collect})
+    serve(
+        ["ray", "torch", "gymnasium", "numpy"],
+        {"solve-ppo": solve, "collect": collect, "scale": scale},
+    )

@@ -9,8 +9,10 @@ from typing import Any
 import stable_baselines3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from bench.against.link import Link, Round, Training, dense, serve, torch_layers
+from bench.against.sleepy import GAMES
 
 
 class Look(BaseCallback):
@@ -92,6 +94,57 @@ def collect(_: Link, request: dict[str, Any]) -> Round:
     return run
 
 
+class Counted(BaseCallback):
+    """Ends a training some seconds after its first update, and keeps what happened in between."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._first: tuple[float, int, int] | None = None
+        self.rates: dict[str, float] = {}
+
+    def _on_step(self) -> bool:
+        now = (time.perf_counter(), self.num_timesteps, self.model._n_updates)
+        if self._first is None:
+            if now[2]:
+                self._first = now
+            return True
+        took_s, steps, updates = (
+            after - before for after, before in zip(now, self._first, strict=True)
+        )
+        if took_s < self._seconds:
+            return True
+        self.rates = {"steps_per_s": steps / took_s, "updates_per_s": updates / took_s}
+        return False
+
+
+def scale(_: Link, request: dict[str, Any]) -> Round:
+    """DQN with SubprocVecEnv: one process per env, one update of 64 rows per 8 steps."""
+    envs = SubprocVecEnv([GAMES[request["game"]]] * request["envs"], start_method="spawn")
+    model = stable_baselines3.DQN(
+        "MlpPolicy",
+        envs,
+        device="cpu",
+        seed=0,
+        learning_rate=1e-3,
+        buffer_size=131_072,
+        learning_starts=1_024,
+        batch_size=64,
+        train_freq=8,
+        gradient_steps=request["envs"],
+        target_update_interval=1_024,
+        policy_kwargs={"net_arch": [64, 64]},
+    )
+
+    def run() -> dict[str, Any]:
+        counted = Counted(request["seconds"])
+        model.learn(10**9, callback=counted)
+        envs.close()
+        return counted.rates
+
+    return run
+
+
 def _q_network(model: Any) -> dict[str, Any]:
     return dense(torch_layers(model.policy.q_net), "relu")
 
@@ -108,5 +161,6 @@ if __name__ == "__main__":
             "solve-dqn": solver(stable_baselines3, "DQN", _q_network),
             "solve-ppo": solver(stable_baselines3, "PPO", _actor),
             "collect": collect,
+            "scale": scale,
         },
     )

@@ -3,13 +3,16 @@
 One TCP connection per request: a 4-byte big-endian length, then a pickle of InitMsg, BufferMsg or
 EvalResultsMsg; the answer is a pickled PolicyMsg. Any client of such a port can run code in the
 learner, which is why our protocol is different. This file is only run as a program, on loopback, by
-`bench/gateway.py`; nothing imports it.
+`bench/gateway.py` and `bench/scale.py`; nothing imports it.
 
     python bench/against/seed_tcp.py serve              prints one line of JSON with the port; ends
                                                         when its standard input closes
     python bench/against/seed_tcp.py load PORT COUNT    sends COUNT rollouts of 512 steps, eight
                                                         workers at a time
     python bench/against/seed_tcp.py fetch PORT COUNT   COUNT workers request the policy at once
+    python -m bench.against.seed_tcp                    trains with workers, for `bench/scale.py`
+    python -m bench.against.seed_tcp work PORT GAME SEED    one of these workers: plays an episode,
+                                                        sends it and gets a policy, again and again
 """
 
 import json
@@ -18,6 +21,7 @@ import queue
 import socket
 import socketserver
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -127,6 +131,58 @@ class Handler(socketserver.BaseRequestHandler):
         send(self.request, self.server.answer)
 
 
+class Trainer:
+    """A learner that trains while its workers play; requests are answered by other threads."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        from bench.against.sleepy import GAMES
+        from bench.against.torch_dqn import Dqn
+
+        self._seconds = request["seconds"]
+        self._dqn = Dqn(GAMES[request["game"]]())
+        self._learner = Learner()
+        self._learner.answer = PolicyMsg(0, self._dqn.weights(), True)
+        threading.Thread(target=self._learner.serve_forever, daemon=True).start()
+        command = [sys.executable, "-m", "bench.against.seed_tcp", "work"]
+        port = str(self._learner.server_address[1])
+        self._workers = [
+            subprocess.Popen([*command, port, request["game"], str(seed)])
+            for seed in range(request["envs"])
+        ]
+
+    def take(self) -> None:
+        self._dqn.insert(self._learner.rollouts.get(timeout=60.0))
+        before = self._learner.answer.policy_id
+        self._learner.answer = PolicyMsg(before + 1, self._dqn.weights(), True)
+
+    def run(self) -> dict[str, Any]:
+        from bench.against.torch_dqn import measured
+
+        try:
+            return measured(self._dqn, self.take, seconds=self._seconds)
+        finally:
+            for worker in self._workers:
+                worker.kill()
+                worker.wait()
+
+
+def train() -> None:
+    from bench.against.link import serve
+
+    serve(["torch", "gymnasium", "numpy"], {"scale": lambda _link, request: Trainer(request).run})
+
+
+def work(port: int, game: str, seed: int) -> None:
+    from bench.against.sleepy import GAMES
+    from bench.against.torch_dqn import Player
+
+    player = Player(GAMES[game](), seed=seed)
+    message: Any = InitMsg()
+    while True:
+        player.load(ask(port, message).policy)
+        message = BufferMsg(player.episode())
+
+
 def ask(port: int, message: Any) -> PolicyMsg:
     with socket.create_connection(("127.0.0.1", port)) as line:
         send(line, message)
@@ -176,5 +232,9 @@ if __name__ == "__main__":
             load(int(port), int(count))
         case ["fetch", port, count]:
             fetch(int(port), int(count))
+        case []:
+            train()
+        case ["work", port, game, seed]:
+            work(int(port), game, int(seed))
         case _:
             sys.exit(__doc__)

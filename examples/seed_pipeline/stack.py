@@ -3,20 +3,26 @@
     python examples/seed_pipeline/stack.py --seconds 120 --until 150
 
 Each step is a command that you could also type; all servers are real, listen on loopback, and are
-stopped at the end.
+stopped at the end, also if this program is killed.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 UNDERSTUDY = [sys.executable, "-m", "understudy.cli.main"]
+# A shell beside each command reads a pipe, which closes when this program ends, even by a kill, and
+# then terminates the command. A line ends the shell alone.
+WATCHED = 'exec 3<&0 </dev/null; ((read -r _ <&3 || kill "$$") >&2 &); exec 3<&-; exec "$@"'
+AT_THE_END = 'read -r _; exec "$@"'
 
 
 def main() -> int:
@@ -33,10 +39,16 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="seed-pipeline-") as folder:
         servers = Path(folder) / "servers"
-        try:
+        stop = [*UNDERSTUDY, "dev", "servers", "stop", "--folder", str(servers)]
+        with subprocess.Popen(
+            ["sh", "-c", AT_THE_END, "sh", *stop],
+            stdin=subprocess.PIPE,
+            # Its output may be a pipe that is closed by then.
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ):
             return play(Path(folder), servers, args)
-        finally:
-            understudy("dev", "servers", "stop", "--folder", str(servers))
 
 
 def play(folder: Path, servers: Path, args: argparse.Namespace) -> int:
@@ -71,23 +83,16 @@ def play(folder: Path, servers: Path, args: argparse.Namespace) -> int:
         "--ingest",
         args.ingest,
     ]
-    platform = subprocess.Popen(
-        [*UNDERSTUDY, *up, "--stream", stream, "--store", store, "--models", models],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    up += ["--stream", stream, "--store", store, "--models", models]
+    with watched([*UNDERSTUDY, *up], stdout=subprocess.PIPE) as platform:
         assert platform.stdout is not None
         ready = json.loads(platform.stdout.readline())
         print(f"the platform runs at {ready['url']}", flush=True)
         client = [sys.executable, str(Path(__file__).with_name("client.py")), "--plot", args.plot]
-        done = subprocess.run(
-            [*client, "--seconds", args.seconds, "--until", args.until],
-            env={**os.environ, "UNDERSTUDY_URL": ready["url"], "UNDERSTUDY_KEY": ready["key"]},
-        )
-    finally:
-        platform.terminate()
-        platform.wait()
+        client += ["--seconds", args.seconds, "--until", args.until]
+        env = {**os.environ, "UNDERSTUDY_URL": ready["url"], "UNDERSTUDY_KEY": ready["key"]}
+        with watched(client, env=env) as done:
+            done.wait()
     stored = understudy("data", "stats", "--data", str(folder / "data"), "--store", store, "--json")
     print(f"{stored['steps']} steps are in Cassandra, each stored once")
     return done.returncode
@@ -99,9 +104,31 @@ def aws(server: dict[str, Any]) -> str:
 
 
 def understudy(*arguments: str) -> dict[str, Any]:
-    """Run a command; with --json, return the JSON object that it prints last."""
-    done = subprocess.run([*UNDERSTUDY, *arguments], stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1]) if "--json" in arguments else {}
+    """Run a command with --json; return the JSON object that it prints last."""
+    with watched([*UNDERSTUDY, *arguments], stdout=subprocess.PIPE) as done:
+        assert done.stdout is not None
+        lines = done.stdout.read().splitlines()
+        if code := done.wait():
+            raise SystemExit(f"understudy {' '.join(arguments[:2])} failed with exit code {code}")
+    return json.loads(lines[-1])
+
+
+@contextlib.contextmanager
+def watched(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start a command, and terminate it at the end of the block or of this program."""
+    shell = ["sh", "-c", WATCHED, "sh"]
+    with subprocess.Popen(
+        [*shell, *command], stdin=subprocess.PIPE, text=True, **options
+    ) as process:
+        try:
+            yield process
+        finally:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write("\n")
+                process.stdin.close()
+            process.terminate()
+            process.wait()
 
 
 if __name__ == "__main__":

@@ -8,30 +8,39 @@ if TYPE_CHECKING:
     from understudy.client.sender import SenderConfig as SenderConfig
     from understudy.training import events as events
     from understudy.training.events import Stop as Stop
+    from understudy.training.learner_node import LearnerNode as LearnerNode
     from understudy.training.train import TrainOptions as TrainOptions
     from understudy.training.train import train as train
+    from understudy.tuning.study import tune as tune
+    from understudy.workers.worker import Worker as Worker
 
     __version__: str
 
 __all__ = [
     "ClientConfig",
+    "LearnerNode",
     "SenderConfig",
     "Stop",
     "TrainOptions",
+    "Worker",
     "__version__",
     "connect",
     "events",
     "train",
+    "tune",
 ]
 
 _LAZY = {
     "ClientConfig": "understudy.client.connect:ClientConfig",
+    "LearnerNode": "understudy.training.learner_node:LearnerNode",
     "SenderConfig": "understudy.client.sender:SenderConfig",
     "Stop": "understudy.training.events:Stop",
     "TrainOptions": "understudy.training.train:TrainOptions",
+    "Worker": "understudy.workers.worker:Worker",
     "connect": "understudy.client.connect:connect",
     "events": "understudy.training.events:",
     "train": "understudy.training.train:train",
+    "tune": "understudy.tuning.study:tune",
 }
 
 
@@ -60,11 +69,12 @@ def _load(name: str) -> Any:
     try:
         module = import_module(path)
     except ModuleNotFoundError as error:
-        if name not in ("train", "TrainOptions") or (error.name or "").startswith("understudy"):
+        of_platform = ("LearnerNode", "TrainOptions", "Worker", "train", "tune")
+        if name not in of_platform or (error.name or "").startswith("understudy"):
             raise
         from understudy.core.errors import MissingExtra
 
         raise MissingExtra(
-            f"understudy.train needs the package {error.name}; pip install 'understudy[platform]'"
+            f"understudy.{name} needs the package {error.name}; pip install 'understudy[platform]'"
         ) from error
     return getattr(module, attribute) if attribute else module

@@ -117,6 +117,9 @@ class Algorithm(Protocol):
     `importance_exponent`: how far, from 0 to 1, `Batch.weight` corrects for prioritised sampling;
     without it, every weight is 1.
     `learning_rate`: halved each time a run returns to its last checkpoint.
+
+    `of_source` (optional): names of `Config` that only `needs` reads, such as `discount`. Runs that
+    differ only in these and in knobs can share a program.
     """
 
     Config: Any

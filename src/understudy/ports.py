@@ -13,15 +13,17 @@ once.
 """
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NewType, Protocol
+from typing import Any, Literal, NamedTuple, NewType, Protocol
 
 from understudy.core.errors import Refused
 from understudy.core.names import PlayerName
+from understudy.core.tensors import Array
 from understudy.experience.chunk import Chunk
 from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
+from understudy.nn.policy import Policy
 
 Position = NewType("Position", str)
 """A place in one partition of a stream; opaque."""
@@ -561,4 +563,101 @@ class Objects(Protocol):
 
     def delete(self, name: str) -> None:
         """Delete an object that is no longer referenced; a missing name is fine."""
+        ...
+
+
+# --- Team: actors that play one policy ------------------------------------------------------------
+
+
+class PlayedEpisode(NamedTuple):
+    """An episode that ended during `Team.collect`; `env` is numbered over all actors of a run."""
+
+    env: int
+    return_: float
+    """The sum of the game's rewards, below any wrappers."""
+    length: int
+    seed: int | None
+    """None if a vector env started the episode by itself."""
+
+
+class PlayedEvaluation(NamedTuple):
+    """Returns of a version's greedy policy on held-out seeds, which no replay contains."""
+
+    version: int
+    returns: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeamReport:
+    """The work of a team of workers, over about the last second."""
+
+    workers: Mapping[str, int]
+    """Workers by task, `train` and `evaluate`."""
+    chunks_s: float
+    """Chunks that were inserted or rejected, per second."""
+    steps_s: float
+    handling_s: float
+    """Mean time from the arrival of chunks until they are inserted or rejected."""
+    learner_load: float
+    """Share of the time that the learner spent in updates."""
+    lag_versions: int
+    """The largest lag of a round."""
+    queue_bytes: int
+    """Bytes that have arrived and are not inserted yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The steps of a round: chunks, env by env, and the episodes that ended."""
+
+    chunks: list[Chunk]
+    episodes: list[PlayedEpisode]
+    env_steps: int
+    replaced: Sequence[str] = ()
+    """A message about each actor that was lost, replaced or joined later, or whose chunks were
+    rejected."""
+    evaluations: Sequence[PlayedEvaluation] = ()
+    report: TeamReport | None = None
+    on_inserted: Callable[[float], None] | None = field(default=None, compare=False)
+    """Called once the chunks are in the replay, or rejected or dropped as too old, with the seconds
+    spent in updates so far."""
+
+
+class Team(Protocol):
+    """Actors that play one policy together, in this process or in others; an actor is one, too.
+
+    What a team plays depends only on its settings, the round numbers and the policies; an actor
+    that is lost is replaced, and plays the same. An asynchronous team is different: `collect`
+    returns the rounds that are over, played with an earlier policy, and after a wait perhaps none;
+    lost actors begin new episodes; and `state` and `restore` raise ConfigError.
+    """
+
+    @property
+    def num_envs(self) -> int:
+        """The envs of all actors."""
+        ...
+
+    def collect(
+        self, policy: Policy, steps: int, *, round_no: int, explore: Any = None
+    ) -> Collected:
+        """Play `steps` steps in every env; `explore` is epsilon, one number or one per env.
+
+        Never use a `round_no` twice: the round's noise is computed from it.
+        """
+        ...
+
+    def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Return the arrays and JSON facts that `restore` needs; call it between two collects."""
+        ...
+
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+        """Resume from a `state` of a team with the same actors, of this or another kind.
+
+        ConfigError if an env does not return the same observations as before, or if a team with
+        other actors saved the state.
+        """
+        ...
+
+    def close(self) -> None:
+        """End all actors and close their envs; may be called twice."""
         ...

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from tests.act.envs import MaskedEnv, MixedEnv, PlainEnv
 from tests.act.policies import random_policy
 from tests.experience.trajectories import joined, walked
-from understudy.act.actor import Actor, Collected
+from understudy.act.actor import Actor
 from understudy.act.chance import episode_seeds, episode_starts
 from understudy.act.vector import game_of, make_envs, obs_splitter
 from understudy.core.errors import ConfigError, GameFailed, Refused
@@ -18,6 +18,7 @@ from understudy.experience.chunk import By, Chunk, RowKind, decode_chunk
 from understudy.experience.game import GameSpec
 from understudy.ingest.check import check_against_spec
 from understudy.nn.policy import InitialPriority, Policy
+from understudy.ports import Collected
 
 CREATED_MS = 1_700_000_000_000
 KINDS = [
@@ -363,8 +364,8 @@ def test_actions_of_a_wider_type_stay_inside_the_box():
     ("gives", "said"),
     [
         (ValueError("the engine died"), "the engine died"),
-        (None, "failed in step"),
-        (np.zeros(7, np.float32), "step"),
+        (None, "env 0 of Failing returned an 'obs' of object"),
+        (np.zeros(7, np.float32), r"an 'obs' of float32\[7\] in step\(\), not of float32\[3\]"),
     ],
     ids=["raises", "nothing", "another shape"],
 )

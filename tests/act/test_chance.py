@@ -1,15 +1,17 @@
 """Seeds, noise and sessions are functions of the root seed."""
 
 import numpy as np
+import pytest
 
 from understudy.act.chance import (
     EpisodeSeeds,
+    RoundNoise,
     actor_session,
     episode_seeds,
     episode_starts,
-    noise_rng,
 )
 from understudy.core.names import session_time_s
+from understudy.nn.heads import Head
 
 
 def test_an_episodes_seed_needs_no_episode_before_it():
@@ -50,14 +52,30 @@ def test_seeds_are_in_order_however_many_are_computed_ahead():
 
 
 def test_noise_differs_by_root_env_and_round_only():
-    first = noise_rng(1, env=0, round_no=0).random(4).tolist()
-    assert noise_rng(1, env=0, round_no=0).random(4).tolist() == first
-    for other in (
-        noise_rng(2, env=0, round_no=0),
-        noise_rng(1, env=1, round_no=0),
-        noise_rng(1, env=0, round_no=1),
-    ):
-        assert other.random(4).tolist() != first
+    head = Head(kind="categorical", size=3)
+
+    def drawn(root_seed: int = 1, *, first_env: int = 0, num_envs: int = 1, round_no: int = 0):
+        noise = RoundNoise(root_seed, first_env=first_env, num_envs=num_envs)
+        noise.draw(head, 5, round_no=7)  # has no effect on other rounds
+        return np.asarray(noise.draw(head, 4, round_no=round_no)).tolist()
+
+    assert drawn() == drawn()
+    for other in (drawn(2), drawn(first_env=1), drawn(round_no=1)):
+        assert other != drawn()
+
+
+@pytest.mark.parametrize("kind", ["epsilon_greedy", "categorical", "gaussian_tanh"])
+def test_envs_draw_the_same_noise_however_they_are_divided_among_actors(kind: str):
+    bounds = {"low": (-1.0, -1.0), "high": (1.0, 1.0)} if kind == "gaussian_tanh" else {}
+    head = Head(kind=kind, size=2, **bounds)
+
+    def drawn(first_env: int, num_envs: int) -> np.ndarray:
+        noise = RoundNoise(3, first_env=first_env, num_envs=num_envs)
+        return np.asarray(noise.draw(head, 9, round_no=2))
+
+    whole = drawn(0, 6)
+    assert whole.shape[:2] == (9, 6)
+    assert np.concatenate([drawn(0, 4), drawn(4, 2)], axis=1).tobytes() == whole.tobytes()
 
 
 def test_sessions_are_dated_and_differ_by_incarnation():

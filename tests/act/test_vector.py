@@ -10,7 +10,7 @@ from gymnasium.utils import EzPickle
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests.act.envs import MaskedEnv, MixedEnv, PlainEnv
-from understudy.act.vector import FrameSkip, copy_env, game_of, make_envs, obs_splitter
+from understudy.act.vector import FrameSkip, copy_env, game_of, make_envs, obs_splitter, wrappers_of
 from understudy.act.vector_envs import CartPoleVector
 from understudy.core.errors import ConfigError
 
@@ -32,6 +32,17 @@ def test_cartpole_is_the_built_in_one_unless_it_is_customized():
         assert envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED
 
 
+@pytest.mark.parametrize(("game", "limit"), [("CartPole-v0", 200), ("CartPole-v1", 500)])
+def test_both_cartpoles_are_built_in_and_end_at_their_limit(game: str, limit: int):
+    envs: Any = make_envs(game, 1)
+    assert game_of(envs).max_episode_steps == limit
+    envs.reset(seed=[1])
+    for step in range(1, limit + 1):
+        envs._carts.state[:] = 0.0  # a pole that never falls
+        _, _, terminated, truncated, _ = envs.step(np.zeros(1, np.int64))
+        assert (bool(terminated[0]), bool(truncated[0])) == (False, step == limit)
+
+
 def test_ids_functions_and_envs_all_become_envs():
     for game in ("Acrobot-v1", lambda: gymnasium.make("Acrobot-v1"), gymnasium.make("Acrobot-v1")):
         envs = make_envs(game, 2)
@@ -47,7 +58,7 @@ def test_ids_functions_and_envs_all_become_envs():
 def test_a_suitable_vector_env_is_used_as_it_is():
     envs = CartPoleVector(3)
     assert make_envs(envs, 3) is envs
-    with pytest.raises(ConfigError, match="has 3 envs, and num_envs is 4"):
+    with pytest.raises(ConfigError, match="has 3 envs, and 4 were requested"):
         make_envs(envs, 4)
     with pytest.raises(ConfigError, match="autoreset_mode=AutoresetMode"):
         make_envs(gymnasium.make_vec("CartPole-v1", 2), 2)
@@ -80,6 +91,14 @@ def test_invalid_arguments_are_rejected_in_one_line(game: Any, settings: Any, sa
     with pytest.raises(ConfigError, match=says) as caught:
         make_envs(game, **settings)
     assert "\n" not in str(caught.value)
+
+
+def test_wrappers_of_training_do_not_surround_the_envs_of_evaluations():
+    """`train:Class` is a class of a module called train."""
+    wrappers = ["train:mine:Scaled", "train:Scaled", "mine:Other", Halved]
+    others = ["train:Scaled", "mine:Other", Halved]
+    assert wrappers_of(wrappers, is_training=True) == ["mine:Scaled", *others]
+    assert wrappers_of(wrappers, is_training=False) == others
 
 
 def test_wrappers_by_import_path_and_frame_skip_are_applied():

@@ -1,5 +1,6 @@
 """A bot learns from a person's games on the page, appears there and plays against them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ def test_the_first_bot_learns_from_the_person_and_plays_without_a_reload(
                     tab.page.click("#start")
                 if tab.data("bot"):
                     break
-            # A clone that is not yet better than a constant policy on held-out steps is rejected.
-            name = tab.data("bot")
-            assert name in ("rally/1", "rally/2")
+            # Clones that are not yet better than a constant policy on held-out steps are rejected.
+            name = tab.data("bot") or ""
+            assert re.fullmatch(r"rally/[1-9]\d*", name)
             wait_for(lambda: player.look() != "playing" or tab.text("#them") == name)
             tab.screenshot("rally-first-bot")
             assert tab.errors == []

@@ -20,6 +20,7 @@ from tests.browser.browsers import (
     stored,
 )
 from tests.cli.platforms import wait_for
+from understudy.ports import MAX_CANARY_SHARE
 
 
 @pytest.fixture(scope="module")
@@ -98,16 +99,21 @@ def test_a_canary_that_plays_a_serve_is_labelled_as_on_trial(browser: Any, tmp_p
         (spec,) = rally.specs()
         rally.release(seed=1)
         registry.set_alias(spec.game, "champion", 1, why="test")
-        registry.set_alias(spec.game, "canary", 2, why="test")
-        # Every serve is drawn for the canary.
-        tab.page.add_init_script("Math.random = () => 0.1")
+        registry.set_alias(spec.game, "canary", 2, why="test", share=MAX_CANARY_SHARE)
         tab.page.goto("about:blank")
         tab.page.goto(rally.address)
         tab.page.wait_for_selector("body[data-bot='rally/1']")
         tab.page.wait_for_selector("#state[data-state=connected]")
         height = tab.page.locator(".score").bounding_box()["height"]
         tab.page.click("#quietly")
-        wait_for(lambda: tab.text("#them") == "rally/2 (on trial)")
+
+        def is_labelled() -> bool:
+            if tab.page.get_attribute("body", "data-phase") == "over":
+                tab.page.click("#start")
+            return tab.text("#them") == "rally/2 (on trial)"
+
+        # The gateway draws the bot of each serve, so a whole match may be the champion's.
+        wait_for(is_labelled, timeout_s=200)
         tab.screenshot("rally-canary-320")
         assert tab.page.locator("#opponent option:checked").text_content() == "champion rally/1"
         assert tab.page.locator(".score").bounding_box()["height"] == height, (

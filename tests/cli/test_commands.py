@@ -375,3 +375,15 @@ def processes_of(folder: Path) -> list[int]:
         except OSError:
             continue
     return found
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_closed_standard_output_is_no_error(more: list[str]):
+    done = subprocess.run(
+        [sys.executable, "-m", "understudy.cli.main", "version", *more],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: os.close(1),
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -68,6 +68,16 @@ def _ingested(data: DataFolder, *flags: str) -> tuple[int, int]:
     return chunks, left
 
 
+def test_a_folder_that_does_not_exist_is_rejected_and_not_created(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for flags in (["--until-empty"], []):
+        assert run(["ingest", "--data", str(tmp_path / "typo"), *flags]) == 2
+        said = capsys.readouterr().err
+        assert "typo does not exist, so it has no stream to store; pass the folder" in said
+    assert not (tmp_path / "typo").exists()
+
+
 @pytest.mark.usefixtures("registered")
 def test_steps_are_kept_for_the_requested_days(data: DataFolder):
     assert _ingested(data)[0] == 3

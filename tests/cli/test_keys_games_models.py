@@ -269,7 +269,7 @@ def test_a_player_who_was_forgotten_before_is_not_taken_for_a_typo(ask: Asked, t
     first = ask.json("data forget ada")
     assert (first["chunks"], first["forgotten_before_s"], first["unreplaced"]) == (1, None, [])
     again = ask("data forget ada")[0]
-    assert again.startswith("no steps of ada exist in pong, so none were erased; it was forgotten")
+    assert again.startswith("no steps of ada exist in pong, so none were erased; the same name")
     assert "not replaced yet: pong/1; understudy status" in again
     assert "check the name" in ask("data forget ida")[0]
     release(read_no=100)

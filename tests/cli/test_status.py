@@ -117,6 +117,17 @@ def test_a_canary_that_replaces_a_champion_after_a_forget_is_not_said_to_be_bett
         assert claim in " ".join(capsys.readouterr().out.split())
 
 
+def test_status_says_why_a_canary_cannot_be_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
+):
+    data = tmp_path / "D"
+    release_run(open_deployment(DataFolder(data)), a_run(tmp_path / "one", seed=0))
+    learned = LEARNT | {"canary_waits": "no episode has ended so far"}
+    leave(data, "learner", held, report={"games": {GAME.game: learned}}, at_s=4e9)
+    run_command(["status", "--data", str(data)])
+    assert "\n  no episode has ended so far\n" in capsys.readouterr().out
+
+
 def test_status_counts_episodes_whose_draw_was_not_believed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
 ):

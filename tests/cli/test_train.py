@@ -1,6 +1,7 @@
 """understudy train and understudy evaluate, as a new user types them."""
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -9,12 +10,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 import understudy
 from tests.platform.switches import GAME, QUICK
+from tests.training.test_engines import actor_pids
+from understudy.act.remote_team import RemoteTeam
 from understudy.cli.root import run
 from understudy.cli.train import process_age_s
 from understudy.cli.training_view import (
@@ -28,6 +32,7 @@ from understudy.cli.training_view import (
 from understudy.core.errors import StorageFull
 from understudy.core.log import is_locked
 from understudy.experience.spaces import Box
+from understudy.training.evaluation import Evaluator
 from understudy.training.events import (
     CheckpointSaved,
     Compiling,
@@ -40,6 +45,7 @@ from understudy.training.events import (
     Update,
 )
 from understudy.training.folder import RunFolder
+from understudy.training.inline import Inline
 
 SETS = [word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")]
 PROMISED = {
@@ -153,6 +159,7 @@ def test_settings_come_from_files_and_flags(capsys: pytest.CaptureFixture[str], 
         "tests.platform.switches:Brighter",
         "--eval-every",
         "256",
+        "--keep-history",
         "--steps",
         "512",
         "--out",
@@ -168,6 +175,7 @@ def test_settings_come_from_files_and_flags(capsys: pytest.CaptureFixture[str], 
         "widths = [8, 8]",
         "start = 0.01, end = 0.001",
         "eval_every = 256",
+        "keep_history = true",
         "steps = 512",
     ):
         assert told in preset
@@ -244,15 +252,18 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
         " ".join(line.split()) for line in out.splitlines()
     ]
     assert "presets: " in out
+    assert "one of apex, bc, dqn, iql, ppo: --preset apex" in out
     assert "double true true or false the online network" in " ".join(out.split())
     out, _ = said(capsys, "train", "--list", "--json")
     fields = json.loads(out)
     assert list(fields["algorithms"]) == names
+    assert fields["preset_families"] == ["apex", *names]
     parts = [one[part] for one in fields["algorithms"].values() for part in ("config", "knobs")]
     for row in (row for part in (*parts, fields["run"], fields["learner"]) for row in part):
         assert row["says"], row
         # A word, a list and a return have no range; all others have a default too.
-        if row["name"] not in ("activation", "centre", "symmetry", "network", "until", "widths"):
+        words = ("activation", "centre", "network", "replay", "symmetry", "until", "widths")
+        if row["name"] not in words:
             assert row["default"] is not None, row
             assert row["is_switch"] or row["low"] < row["high"], row
     out, _ = said(capsys, "train", "--list", "--algorithm", "dqn", "--json")
@@ -274,6 +285,10 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
         ([GAME, "--config", "none.toml"], "none.toml cannot be read"),
         ([GAME, "--set", "learning_rate"], "give NAME=VALUE"),
         ([GAME, "--set", "=3"], "give NAME=VALUE"),
+        (
+            [GAME, "--set", "learning_rate=1", "--set", " learning_rate =2"],
+            "--set learning_rate is given twice, as '1' and '2'; give it once",
+        ),
         ([GAME, "--set", "lerning_rate=1"], "did you mean 'learning_rate'"),
         ([GAME, "--set", "learning_rate=many"], "learning_rate is 'many'; give a number"),
         ([GAME, "--network", "64,big"], "such as 64,64"),
@@ -283,6 +298,13 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
         ([GAME, "--env-kwargs", "3"], "give a JSON object"),
         ([GAME, "--env-kwargs", '{"nope": 1}'], "does not accept"),
         ([GAME, "--frame-skip", "0"], "frame_skip is 0"),
+        ([GAME, "--actors", "0"], "actors is 0"),
+        ([GAME, "--eval-every", "0"], "eval_every is 0"),
+        ([GAME, "--actors", "2", "--set", "actors=4"], "actors is set twice"),
+        (
+            [GAME, "--engine", "dask"],
+            "engine is 'dask'; give one of inline, process, ray and workers",
+        ),
         ([GAME, "--frame-skip", "x"], "is not a valid integer"),
         ([GAME, "--seed", "-1"], "seed is -1"),
         ([GAME, "--seed", "one"], "is not a valid integer"),
@@ -301,7 +323,7 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
         ([GAME, "--lst"], "--lst"),
         (
             [GAME, "--algorithm", "ppo", "--preset", "dqn-vector"],
-            "--algorithm is for ppo, and --preset dqn-vector for",
+            "algorithm is for ppo, and preset dqn-vector for",
         ),
         (["Pendulum-v1", "--algorithm", "dqn"], "use ppo"),
         (
@@ -422,6 +444,36 @@ def test_one_update_is_called_one(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert " steps and 1 update in " in text
 
 
+def test_what_the_game_prints_is_not_in_the_json(capfd: pytest.CaptureFixture[str], tmp_path: Path):
+    out = str(tmp_path / "R")
+    words = ["train", "tests.platform.switches:Chatty-v0", "--algorithm", "dqn", "--steps", "256"]
+    words += ["--engine", "process", "--actors", "2", "--out", out, *SETS]
+    for command in (words, ["evaluate", out, "--episodes", "2", "--seeds", "1"]):
+        text, err = said(capfd, *command, "--json")
+        assert json.loads(text)["episodes"] in (100, 2)
+        assert text.count("\n") == 1
+        assert "Hello" in err
+        assert "from C" in err
+    # Afterwards, standard output is the caller's again.
+    os.write(1, b"below ")
+    print("Python", flush=True)
+    assert capfd.readouterr().out == "below Python\n"
+
+
+def test_what_the_game_prints_when_the_process_ends_is_not_in_the_json():
+    words = ["games", "check", "tests.platform.switches:Polite-v0", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "understudy.cli.main", *words],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["game"]
+    assert done.stderr.endswith("Goodbye")
+
+
 # --- Ctrl-C ---------------------------------------------------------------------------------------
 
 
@@ -465,6 +517,106 @@ def test_ctrl_c_prints_the_resume_command_and_leaves_nothing_half_done(number: i
     assert not list(out.rglob("*.tmp"))
     stop = lambda event: understudy.Stop if isinstance(event, Update) else None  # noqa: E731
     assert understudy.train(out=out, resume=True, on_event=stop).result["resumed_at_step"] > 0
+
+
+def tiny_words(out: Path, *more: str) -> list[str]:
+    """A short run whose only checkpoints of its own are those of its first and last rounds."""
+    sets = ["envs=4", "actors=2", "min_inserts=200", "eval_every=500", "eval_episodes=5", *more]
+    sets += ["checkpoint_every=1000000"]
+    words = ["train", GAME, "--algorithm", "dqn", "--steps", "1000", "--out", str(out)]
+    return [*words, "--until", "inf", *(word for text in sets for word in ("--set", text))]
+
+
+def interrupt(
+    patch: pytest.MonkeyPatch, method: tuple[type, str], *, call: int, times: int
+) -> None:
+    """Let Ctrl-C be pressed, once or more, when a method is called for the `call`th time."""
+    real = getattr(*method)
+    calls = itertools.count(1)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == call:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        return real(*arguments, **options)
+
+    patch.setattr(*method, interrupted)
+
+
+@pytest.mark.parametrize(
+    ("engine", "method", "call"),
+    [
+        ("inline", (Inline, "step"), 7),
+        ("inline", (Evaluator, "play"), 1),
+        ("process", (RemoteTeam, "collect"), 6),
+    ],
+)
+def test_ctrl_c_saves_a_checkpoint_and_the_resumed_run_ends_with_the_same_bits(
+    capsys: pytest.CaptureFixture[str],
+    whole: Path,
+    tmp_path: Path,
+    engine: str,
+    method: tuple[type, str],
+    call: int,
+):
+    out = tmp_path / "R"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt(patch, method, call=call, times=1)
+        _, err = said(capsys, *tiny_words(out), "--engine", engine, code=130)
+    saved = RunFolder(out).saved_steps()
+    assert saved
+    assert (
+        f"stopped at step {saved}, the last checkpoint is at step {saved}; resume with: "
+        f"understudy train --resume --out {out}" in err
+    )
+    text, _ = said(capsys, "train", "--resume", "--out", str(out), "--engine", "inline", "--json")
+    assert json.loads(text)["resumed_at_step"] == saved
+    for name in ("best.safetensors", "last.safetensors"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    assert curve_without_times(out) == curve_without_times(whole)
+    assert not actor_pids()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was not interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "R"
+    assert run(tiny_words(out)) == 0
+    assert json.loads((out / "result.json").read_text())["updates"] > 16
+    return out
+
+
+def curve_without_times(run: Path) -> list[list[str]]:
+    """The rows of a learning curve without their third column, `train_s`."""
+    rows = [line.split(",") for line in (run / "curve.csv").read_text().splitlines()]
+    return [row[:2] + row[3:] for row in rows]
+
+
+@pytest.mark.parametrize("engine", ["inline", "process"])
+def test_ctrl_c_saves_a_checkpoint_of_an_asynchronous_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, engine: str
+):
+    out = tmp_path / "R"
+    words = tiny_words(out, "asynchronous=true")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt(patch, (Inline, "step"), call=3, times=1)
+        _, err = said(capsys, *words, "--engine", engine, code=130)
+    saved = RunFolder(out).saved_steps()
+    assert f"stopped at step {saved}, the last checkpoint is at step {saved}; resume with" in err
+    assert not actor_pids()
+    text, _ = said(capsys, "train", "--resume", "--out", str(out), "--engine", "inline", "--json")
+    assert json.loads(text)["resumed_at_step"] == saved
+
+
+def test_a_second_ctrl_c_ends_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    out = tmp_path / "R"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt(patch, (Inline, "step"), call=3, times=2)
+        _, err = said(capsys, *tiny_words(out), "--engine", "process", code=130)
+    assert "the last checkpoint is at step 128; resume with" in err  # that of the first round
+    assert not is_locked(out / ".lock")
+    assert not actor_pids()
+    assert not list(out.rglob("*.tmp"))
 
 
 def test_a_full_disk_prints_the_resume_command(

@@ -4,6 +4,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,34 @@ import gymnasium
 import numpy as np
 import pytest
 
+from tests.ingest.specs import KnownSpecs
+from tests.serve.gateways import played as random_chunks
+from tests.serve.gateways import running
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
+from understudy.client import Extras
 from understudy.client.connect import Address, ClientConfig, Game, connect
 from understudy.client.http import HttpLink
 from understudy.client.sender import SenderConfig
+from understudy.core.clock import SystemClock
 from understudy.core.names import PlayerName
-from understudy.experience.chunk import chunk_of
+from understudy.experience.chunk import Chunk, chunk_of
 from understudy.experience.frame import Frame, FrameKind
 from understudy.experience.game import GameSpec, spec_from_gymnasium
+from understudy.ingest.service import IngestService
+from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
+from understudy.learn.learner import Learner, LearnerConfig
 from understudy.models.gate import Bounds, Played, compare
 from understudy.platform.config import Config, GateSection, GatewaySection, LearnerSection
 from understudy.platform.platform import Platform
 from understudy.ports import Ack, Link
 from understudy.simulation.ledger import LedgerLink
 from understudy.simulation.verify import verify
+from understudy.stores.local import LocalStore
+from understudy.streams.file import FileStream
 from understudy.testing.poisoning import ATTACKS, LIE, Attack, poison
+from understudy.training.follower import StoreFollower
+from understudy.training.from_store import FromStore
 
 ENV = "CartPole-v1"
 HONEST = [f"honest-{at}" for at in range(18)]
@@ -262,6 +275,60 @@ def test_malicious_players_neither_spoil_the_first_bot_nor_promote_an_equal_one(
         champions = pooled[f"{table.game}/1"]
         decision = compare(pooled[canary], champions, Bounds(), earlier=earlier)
         assert decision.decision == "promote"
+
+
+def test_priorities_that_clients_send_do_not_decide_what_is_drawn(tmp_path: Path) -> None:
+    with running(tmp_path) as gateway:
+        spec = gateway.register()
+        with contextlib.closing(
+            connect(
+                spec=spec,
+                consent="granted",
+                url=gateway.url,
+                key=gateway.key("play"),
+                config=ClientConfig(spool=tmp_path / "spool"),
+            )
+        ) as client:
+            for player, priority in (("honest", None), ("malicious", 1e6)):
+                with client.episode(player) as episode:
+                    for at in range(20):
+                        extras = Extras(priority=priority)
+                        episode.acted(np.full(4, at, np.float32), at % 2, extras=extras)
+                        episode.reward(1.0)
+                    episode.end(np.zeros(4, np.float32), truncated=True)
+            assert client.flush(TIMEOUT_S)
+        (chunk,) = random_chunks(spec, n_chunks=1)
+        columns = {**chunk.columns, "priority": np.full(chunk.n_rows, 1e6, np.float32)}
+        chunk = Chunk(replace(chunk.meta, kind="actor"), columns)
+        assert gateway.send(gateway.key("play"), [chunk.frame()]).json["acks"][0]["refused"], (
+            "a key of players cannot claim to be an actor"
+        )
+        assert gateway.send(gateway.key("play", "work"), [chunk.frame()]).json["acks"][0][
+            "accepted"
+        ]
+    clock = SystemClock()
+    specs = KnownSpecs(spec)
+    with (
+        contextlib.closing(FileStream(tmp_path / "stream")) as stream,
+        contextlib.closing(LocalStore(tmp_path / "store", specs=specs, clock=clock)) as store,
+    ):
+        ingest = IngestService(stream, store, specs, owner="test", clock=clock)
+        ingest.drain()
+        assert ingest.stats.fates["new"] >= 3
+    learner = Learner(
+        Dqn(spec, DqnConfig(widths=(8,), prioritised=True)),
+        DqnKnobs(),
+        root_seed=0,
+        config=LearnerConfig(limiter=None),
+    )
+    engine = FromStore(
+        learner, StoreFollower(tmp_path / "store"), steps=1, clock=clock, on_event=print
+    )
+    with contextlib.closing(engine):
+        engine.follow()
+        masses = learner.checkpoint()[0]["source.masses"]
+        assert np.count_nonzero(masses) == 2 * 20 + chunk.meta.n_steps
+        assert set(masses.tolist()) == {0.0, 1.0}
 
 
 def _length(policy: Any, seed: int) -> int:

@@ -33,10 +33,11 @@ from understudy.experience.spaces import Box, Discrete
 from understudy.ingest.service import IngestService
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.learner import Learner, LearnerConfig
-from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.replay import HostReplay
 from understudy.learn.replay_source import ReplaySource
 from understudy.nn.policy import Policy
 from understudy.ports import Ack, LiveModels, TicketBatch
+from understudy.replay import ReplayConfig
 from understudy.stores.local import LocalStore
 from understudy.testing import ManualClock
 from understudy.testing.samples import random_rows, random_space
@@ -346,6 +347,7 @@ class Followed:
     @property
     def replay(self) -> HostReplay:
         assert isinstance(self._learner.source, ReplaySource)
+        assert isinstance(self._learner.source.replay, HostReplay)
         return self._learner.source.replay
 
     def deliver(self, frames: Sequence[tuple[Played, Frame]]) -> None:

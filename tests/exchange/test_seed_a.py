@@ -20,8 +20,8 @@ from understudy.experience.chunk import Chunk, RowKind
 from understudy.ingest.specs import SpecFolder
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.learner import Learner, LearnerConfig
-from understudy.learn.replay import ReplayConfig
 from understudy.platform.config import Config, LearnerSection
+from understudy.replay import ReplayConfig
 from understudy.testing.clock import ManualClock
 from understudy.training.follower import StoreFollower
 from understudy.training.from_store import FromStore

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from understudy.act.actor import Collected
 from understudy.experience.chunk import Chunk, RowKind
 from understudy.learn.algorithms.dqn import Dqn, DqnState
 from understudy.learn.replay import HostReplay
+from understudy.ports import Collected
 
 BAD = (np.nan, np.inf, -np.inf, 1e30)
 ChunkId = tuple[Any, int]

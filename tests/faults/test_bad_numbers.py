@@ -20,12 +20,13 @@ from understudy.core.clock import SystemClock
 from understudy.core.errors import LearningFailed
 from understudy.learn import learner as learner_module
 from understudy.learn.learner import Learner
+from understudy.learn.replay import HostReplay
 from understudy.learn.replay_source import ReplaySource
 from understudy.learn.rollouts import RolloutQueue
 from understudy.stores.local import LocalStore
 from understudy.training.env_info import GameChoice, inspect_env
 from understudy.training.events import Event, Guarded
-from understudy.training.inline import RunStore
+from understudy.training.run_store import RunStore
 from understudy.training.train import Run, TrainOptions, train
 from understudy.training.training_job import Checkpoint, Checkpoints
 
@@ -208,6 +209,7 @@ def test_bad_numbers_in_the_replays_ring(
     met: set[Any] = set()
 
     def poisoned_draw(source: ReplaySource, call_no: int, *, importance_exponent: float) -> Any:
+        assert isinstance(source.replay, HostReplay)
         bad.ring(source.replay)
         batches = draw(source, call_no, importance_exponent=importance_exponent)
         assert source._drawn is not None

@@ -206,7 +206,8 @@ def test_asynchronous_training_resumes_from_its_checkpoint_and_counts_nothing_tw
 ) -> None:
     rng = random.Random(seed)
     run = tmp_path / "run"
-    case = Case("dqn", STEPS, EVERY, {**DQN, "prioritised": True, "asynchronous": True})
+    settings = {**DQN, "prioritised": True, "asynchronous": True, "keep_history": True}
+    case = Case("dqn", STEPS, EVERY, settings)
     killed(forker, [*case.words(data.root), "--out", run], case, faults(case, kills, rng))
     saved = checkpoint_after_restore(run, tmp_path / "copy")
     assert not [name for name, (was, now) in saved.items() if was != now]

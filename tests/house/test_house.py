@@ -60,7 +60,9 @@ CODE_CARRIERS = {
 RUNS_TEXT = {"eval", "exec"}
 LOADS_CODE = {("yaml", "load"), ("yaml", "unsafe_load")}
 PEER = "bench/against/seed_tcp.py"
-"""The seed's protocol, the peer of `bench/gateway.py`; the only file that unpickles."""
+"""The seed's protocol, the peer of `bench/gateway.py`, which unpickles what it receives."""
+OWN_CHILD = "src/understudy/act/remote_team.py"
+"""It passes the caller's game, which may be any function, to actors that it starts."""
 
 
 def unsafe(source: str) -> Iterator[str]:
@@ -108,6 +110,7 @@ def test_no_file_can_run_code_from_data():
         path for path in files if ".peers" not in path.parts
     ]  # packages of others, which `make bench` installs
     files.remove(ROOT / PEER)
+    files.remove(ROOT / OWN_CHILD)
     found = [
         f"{path.relative_to(ROOT)}:{why}"
         for path in files
@@ -117,9 +120,16 @@ def test_no_file_can_run_code_from_data():
     assert found == []
 
 
+def test_the_process_of_an_actor_unpickles_only_what_its_parent_sent_over_a_socket_pair():
+    text = (ROOT / OWN_CHILD).read_text()
+    assert {why.partition(" ")[2] for why in unsafe(text)} == {"import cloudpickle"}
+    assert text.count("cloudpickle.loads(") == 2
+    assert "Pipe()" in (ROOT / "src/understudy/core/child_process.py").read_text()
+
+
 def test_the_peer_that_unpickles_is_neither_imported_nor_shipped():
     assert (ROOT / PEER).read_text().startswith('"""A PEER, never part of the product')
-    assert set(unsafe((ROOT / PEER).read_text())) == {"16: import pickle"}
+    assert set(unsafe((ROOT / PEER).read_text())) == {"19: import pickle"}
     named = re.compile(r"(?:from|import)\s+[\w.]*seed_tcp|against\s+import\s[^\n]*seed_tcp")
     files = [
         path
@@ -359,3 +369,21 @@ def test_no_file_names_a_path_of_a_developers_machine():
 @pytest.mark.parametrize("text", ["/ho" + "me/ann/x", '"/Us' + 'ers/ann"', "/ro" + "ot/.cache"])
 def test_the_path_search_detects_each_form(text):
     assert DEVELOPER_PATH.search(text)
+
+
+def test_errors_of_training_name_settings_and_not_flags_of_the_command_line():
+    """They are also raised from Python; a whole command may be shown, and --debug."""
+    offenders = []
+    for folder in ("act", "training", "workers"):
+        for path in sorted((ROOT / "src/understudy" / folder).glob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                    continue
+                if not node.func.id.endswith(("Error", "Failed", "Locked", "Corrupt")):
+                    continue
+                parts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+                text = "".join(part for part in parts if isinstance(part, str))
+                is_command = re.search(r"understudy |ray start |pip install ", text)
+                if re.search(r"--(?!debug)[a-z]", text) and not is_command:
+                    offenders.append(f"{path.name}:{node.lineno}: {text}")
+    assert not offenders, "name the setting, as in engine='inline'"

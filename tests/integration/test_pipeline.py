@@ -1,6 +1,8 @@
 """The seed's pipeline as an example, and the backends benchmark: both run unchanged."""
 
+import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.platforms import wait_for
 from understudy.dev.servers import unavailable_reason
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +44,39 @@ def test_the_seeds_client_learns_on_the_whole_stack_and_draws_its_returns(tmp_pa
     assert int(bot[1]) >= 100, done.stdout[-1000:]
     assert stored is not None
     assert int(stored[1]) > 1_000
+
+
+@pytest.mark.timeout(300)
+def test_all_processes_of_the_pipeline_end_if_it_is_killed(tmp_path: Path):
+    must_have("kinesalite", "cassandra", "s3")
+    pipeline = subprocess.Popen(
+        [sys.executable, ROOT / "examples" / "seed_pipeline" / "stack.py"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with pipeline:
+        assert pipeline.stdout is not None
+        line = pipeline.stdout.readline()
+        while line and "the platform runs at" not in line:
+            line = pipeline.stdout.readline()
+        try:
+            assert line, "it ended"
+            assert processes_of(tmp_path)
+        finally:
+            pipeline.kill()
+    wait_for(lambda: not processes_of(tmp_path), timeout_s=120)
+
+
+def processes_of(folder: Path) -> list[int]:
+    """The processes whose command line names this folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(folder) in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 @pytest.mark.slow  # `make bench` runs the same at full size

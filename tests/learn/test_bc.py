@@ -95,8 +95,8 @@ def batch(**changes: Any) -> Batch:
 
 
 def knobs(**changes: float) -> dict[str, np.float32]:
-    values = {"learning_rate": 0.1, "weight_decay": 0.0, "entropy": 0.0, **changes}
-    return {name: np.float32(value) for name, value in values.items()}
+    values = {"learning_rate": 0.1, "weight_decay": 0.0, "entropy": 0.0, "max_gradient": 10.0}
+    return {name: np.float32(value) for name, value in {**values, **changes}.items()}
 
 
 def test_loss_is_the_mean_surprise():

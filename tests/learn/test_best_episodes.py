@@ -21,8 +21,9 @@ from understudy.experience.game import game_spec
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.best_episodes import least_return, pieces_of, returns_of, rows_from
 from understudy.learn.learner import Learner, LearnerConfig
-from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.replay import HostReplay
 from understudy.learn.replay_source import ReplaySource
+from understudy.replay import ReplayConfig
 
 LINE = game_spec("line", obs=2, actions=2)
 

@@ -26,7 +26,8 @@ from understudy.learn.device_replay import (
     levels_of,
     set_leaves,
 )
-from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.replay import HostReplay
+from understudy.replay import ReplayConfig
 
 
 def needs(**more: Any) -> Transitions:

@@ -22,12 +22,12 @@ STATES = 4
 ACTIONS = 3
 ROWS = 6
 GAME = game_spec("table", obs=Discrete(STATES), actions=ACTIONS)
-TABLE = DqnConfig(
-    widths=(), batch=ROWS, dueling=False, prioritised=False, target_period=2, max_gradient=1e6
-)
+TABLE = DqnConfig(widths=(), batch=ROWS, dueling=False, prioritised=False)
 KNOBS = {
     "learning_rate": np.float32(0.01),
     "target_rate": np.float32(1.0),
+    "target_period": np.float32(2),
+    "max_gradient": np.float32(1e6),
     "epsilon": np.float32(0),
 }
 

@@ -7,7 +7,8 @@ import pytest
 from tests.learn.sessions import GAME, session_id
 from understudy.algorithm import Transitions
 from understudy.experience.chunk import Chunk, ChunkMeta, EpisodeNote
-from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.replay import HostReplay
+from understudy.replay import ReplayConfig
 
 N_STEPS = 512
 ALPHA = 0.6

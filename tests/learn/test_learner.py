@@ -14,7 +14,7 @@ import pytest
 
 from tests.learn.sessions import session_id
 from tests.learn.worlds import Move, chunk_of
-from understudy.algorithm import Schedule
+from understudy.algorithm import Feedback, Schedule
 from understudy.core import tensors
 from understudy.core.errors import ConfigError, LearningFailed, Refused
 from understudy.core.tensors import arrays_under
@@ -29,8 +29,9 @@ from understudy.learn.learner import (
     state_from_arrays,
     state_to_arrays,
 )
-from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.replay import HostReplay
 from understudy.learn.replay_source import LimiterConfig, ReplaySource
+from understudy.replay import ReplayConfig
 
 GAME = game_spec("line", obs=3, actions=2)
 ROLLOUT = 8
@@ -46,7 +47,7 @@ def compiled_once(learner: Learner, program: str) -> Learner:
 
 
 def dqn(*, prioritised: bool = True, limiter: LimiterConfig | None = None, **how: Any) -> Learner:
-    config = DqnConfig(widths=(8,), batch=16, n_step=2, prioritised=prioritised, target_period=3)
+    config = DqnConfig(widths=(8,), batch=16, n_step=2, prioritised=prioritised)
     settings: dict[str, Any] = {"updates_per_call": 4, "replay": ReplayConfig(capacity=512), **how}
     made = LearnerConfig(limiter=limiter, **settings)
     return compiled_once(
@@ -63,6 +64,7 @@ def ppo() -> Learner:
 
 def replay_of(learner: Learner) -> HostReplay:
     assert isinstance(learner.source, ReplaySource)
+    assert isinstance(learner.source.replay, HostReplay)
     return learner.source.replay
 
 
@@ -205,6 +207,68 @@ def test_chunks_of_actors_with_too_much_lag_are_skipped_and_those_of_players_nev
     ] == [12, 12, 0]
     assert learner.insert(played(0, env=1)) == 12
     assert (learner.counts.stale_chunks, learner.counts.inserted_steps) == (1, 36)
+
+
+def test_priorities_are_believed_from_the_runs_own_actors_only():
+    learner = dqn()
+    learner.insert(played(0, version=0, priority=[100.0] * 12))
+    for env, version in ((1, None), (2, 0)):
+        chunk = played(0, env=env, version=version, priority=[1e6] * 12)
+        learner.insert(chunk, is_own=False)
+    masses = learner.checkpoint()[0]["source.masses"]
+    assert sorted(set(masses.tolist())) == pytest.approx([0.0, 100.0**0.6])
+
+
+@pytest.mark.parametrize("name", ["host", "device", "tests.learn.replays:FifoReplay"])
+def test_any_replay_serves_a_learner_and_its_checkpoints(name: str):
+    learner, restored = (dqn(replay_name=name) for _ in range(2))
+    chunks = {}
+    for number in range(4):
+        chunk = played(number, version=0)
+        chunks[chunk.meta.id] = chunk
+        learner.insert(chunk)
+        learner.step(0.0)
+    arrays, facts = learner.checkpoint()
+    restored.restore(arrays, facts, lambda ids: (chunks[key] for key in ids))
+    for twin in (learner, restored):
+        twin.insert(played(4, version=0))
+        for _ in range(3):
+            report = twin.step(0.5)
+            assert report.metrics["loss"] > 0
+    assert bits(learner.state) == bits(restored.state)
+
+
+@pytest.mark.parametrize("name", ["host", "device", "tests.learn.replays:FifoReplay"])
+def test_any_replay_evicts_the_chunks_that_make_updates_fail(name: str):
+    source = dqn(replay_name=name).source
+    assert isinstance(source, ReplaySource)
+    for env in range(3):
+        source.insert(played(0, env=env))
+    drawn = source.draw(0, importance_exponent=0.5)
+    row_ok = np.asarray(drawn.obs["obs"])[..., 2] < 0.15  # all but those of the last session
+    ok = row_ok.all(axis=1)
+    assert not ok.all()
+    bad = source.feedback(Feedback({}, ok, row_ok, priorities=np.ones(row_ok.shape, np.float32)))
+    assert list(bad) == [(session_id(2), 0)]
+    assert list(source.replay.chunk_ids()) == [(session_id(0), 0), (session_id(1), 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hots", "there is no replay 'hots'; did you mean 'host'"),
+        ("nowhere:Replay", "'nowhere:Replay' cannot be imported: No module .* give module:Class"),
+        ("tests.learn.replays:Fifo", "cannot be imported: .* has no attribute 'Fifo'"),
+        (
+            "tests.learn.replays:HalfAReplay",
+            "lacks draw, needed_chunks, state and restore; a replay has needs, .*: add them as",
+        ),
+        ("tests.learn.replays:WithoutArguments", "cannot be created: .* of three arguments"),
+    ],
+)
+def test_what_is_not_a_replay_is_refused(name: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        dqn(replay_name=name)
 
 
 def test_on_policy_only_the_newest_version_teaches():

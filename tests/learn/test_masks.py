@@ -112,7 +112,12 @@ doubles = {
     for double in (True, False)
 }
 update = {double: jax.jit(algorithm.update) for double, algorithm in doubles.items()}
-KNOBS = {"learning_rate": np.float32(0.1), "target_rate": np.float32(1.0)}
+KNOBS = {
+    "learning_rate": np.float32(0.1),
+    "target_rate": np.float32(1.0),
+    "target_period": np.float32(128),
+    "max_gradient": np.float32(10),
+}
 
 
 @pytest.mark.parametrize("double", [True, False])
@@ -187,6 +192,7 @@ def test_bc_moves_no_invalid_action_and_counts_only_valid_ones():
         "learning_rate": np.float32(0.1),
         "weight_decay": np.float32(0),
         "entropy": np.float32(0),
+        "max_gradient": np.float32(10),
     }
     after, told = jax.jit(ALGORITHMS["bc"].update)(state, made, knobs)
     moved = np.asarray(after.weights) - np.asarray(state.weights)
@@ -229,6 +235,7 @@ def test_ppo_learns_with_the_probabilities_its_masks_gave():
             "gae_lambda": 0.9,
             "entropy": 0.01,
             "value": 0.5,
+            "max_gradient": 0.5,
         }.items()
     }
     rollout = random_rollout(ppo, first["ppo"], np.random.default_rng(0))

@@ -23,7 +23,7 @@ from understudy.learn import flat, networks
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig, PpoKnobs
 from understudy.learn.learner import Learner, LearnerConfig
-from understudy.learn.replay import ReplayConfig
+from understudy.replay import ReplayConfig
 
 SWITCHES: dict[str, dict[str, Any]] = {
     "none": {},
@@ -50,10 +50,9 @@ def dqn(
         "widths": (),
         "batch": 32,
         "discount": 0.9,
-        "target_period": 1,
         **config,
     }
-    knobs = DqnKnobs(learning_rate=rate, importance_exponent=importance_exponent)
+    knobs = DqnKnobs(learning_rate=rate, importance_exponent=importance_exponent, target_period=1)
     replay = ReplayConfig(capacity=1_024, alpha=alpha)
     how = LearnerConfig(limiter=None, updates_per_call=50, replay=replay)
     learner = Learner(Dqn(game, DqnConfig(**settings)), knobs, root_seed=0, config=how)
@@ -87,8 +86,13 @@ def test_dqn_bootstraps_after_a_truncation(name):
 
 
 def ppo(game: GameSpec, *, steps: int, gae_lambda: float) -> Learner:
-    config = PpoConfig(widths=(), rollout=steps, envs=1, epochs=50, max_gradient=100.0)
-    knobs = PpoKnobs(learning_rate=Schedule(0.2, 0.001), discount=0.9, gae_lambda=gae_lambda)
+    config = PpoConfig(widths=(), rollout=steps, envs=1, epochs=50)
+    knobs = PpoKnobs(
+        learning_rate=Schedule(0.2, 0.001),
+        discount=0.9,
+        gae_lambda=gae_lambda,
+        max_gradient=100.0,
+    )
     return Learner(Ppo(game, config), knobs, root_seed=0)
 
 

@@ -23,8 +23,9 @@ from understudy.learn.outliers import (
     shared_weights,
     step_weights,
 )
-from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.replay import HostReplay
 from understudy.learn.replay_source import ReplaySource
+from understudy.replay import ReplayConfig
 
 
 @pytest.mark.parametrize(
@@ -290,7 +291,7 @@ def test_weights_are_found_again_if_as_many_steps_come_as_go():
     source.replay.evict(session_id(1), 0)
     source.replay.close(session_id(3))
     source.measure(players)
-    fresh = source.replay.row_weights(players, source._bot_rows, people_share=SHARE)
+    fresh = source.of_players.row_weights(players, source._bot_rows, people_share=SHARE)
     assert source.replay.n_sampleable - before in (0, 1)
     assert source.weights.drawn is not None
     np.testing.assert_array_equal(source.weights.drawn, fresh.drawn)

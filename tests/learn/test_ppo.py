@@ -26,7 +26,7 @@ STATES = 3
 STEPS = 6
 ENVS = 2
 GAME = game_spec("table", obs=Discrete(STATES), actions=2)
-CONFIG = PpoConfig(widths=(), rollout=STEPS, envs=ENVS, epochs=1, max_gradient=1e6)
+CONFIG = PpoConfig(widths=(), rollout=STEPS, envs=ENVS, epochs=1)
 KNOBS = {
     name: np.float32(value)
     for name, value in {
@@ -36,6 +36,7 @@ KNOBS = {
         "gae_lambda": 0.8,
         "entropy": 0.1,
         "value": 0.5,
+        "max_gradient": 1e6,
     }.items()
 }
 

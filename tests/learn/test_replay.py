@@ -16,7 +16,8 @@ from understudy.core.tensors import DTYPES
 from understudy.experience.game import game_spec
 from understudy.experience.spaces import Box, Discrete
 from understudy.learn.device_replay import DeviceReplay
-from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.replay import HostReplay
+from understudy.replay import ReplayConfig
 
 
 def needs(**more: Any) -> Transitions:
@@ -410,3 +411,38 @@ def test_feedback_to_a_uniform_replay_is_ignored():
     held.feedback(drawn.rows, drawn.stamps, np.full(drawn.rows.shape, np.nan))
     assert (drawn.batches.weight == 1.0).all()
     assert drawn.batches.obs["obs"].shape == (3, 8, 2)
+
+
+@pytest.mark.parametrize("make", [HostReplay, DeviceReplay])
+def test_one_huge_priority_does_not_lift_later_rows_for_ever(make):
+    held = make(GAME, needs(prioritised=True), ReplayConfig(capacity=64, alpha=1.0))
+
+    def priorities_of_new_rows(session: int) -> list[float]:
+        piece = Piece(session, 0, steps(4, first=10 * session)).chunk()
+        held.insert(piece)
+        at = 16 * session
+        return list(held.state()[0]["masses"][at : at + 4])
+
+    assert priorities_of_new_rows(0) == [1.0] * 4
+    rows = np.arange(4)
+    stamps = np.ones(4, np.int32)
+    held.feedback(rows, stamps, np.array([1e6, 0.25, 0.25, 0.25], np.float32))
+    assert priorities_of_new_rows(1) == [1e6] * 4
+    for _ in range(2 * held.capacity // 4):
+        held.feedback(rows, stamps, np.full(4, 0.5, np.float32))
+        held.feedback(rows, np.zeros(4, np.int32), np.full(4, 1e6, np.float32))  # of evicted rows
+    assert priorities_of_new_rows(2) == [0.5] * 4
+    for _ in range(4 * held.capacity):  # priorities that are not believed change nothing
+        held.feedback(rows, stamps, np.full(4, np.nan, np.float32))
+    assert priorities_of_new_rows(3) == [0.5] * 4
+
+
+@pytest.mark.parametrize("make", [HostReplay, DeviceReplay])
+def test_a_huge_priority_of_an_actor_is_as_short_lived(make):
+    held = make(GAME, needs(prioritised=True), ReplayConfig(capacity=64, alpha=1.0))
+    held.insert(Piece(0, 0, steps(4)).chunk(priority=np.full(5, 1e6, np.float32)))
+    assert max(held.state()[0]["masses"]) == 1e6
+    for number in range(1, 72):
+        more: dict[str, Any] = {} if number % 2 else {"priority": np.full(5, 0.5, np.float32)}
+        held.insert(Piece(number, 0, steps(4)).chunk(**more))
+    assert sorted(set(held.state()[0]["masses"].tolist())) == [0.0, 0.5]

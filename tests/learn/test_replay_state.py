@@ -16,7 +16,9 @@ from understudy.algorithm import Transitions
 from understudy.core import tensors
 from understudy.core.errors import ConfigError
 from understudy.experience.chunk import Chunk, ChunkId
-from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.device_replay import DeviceReplay
+from understudy.learn.replay import HostReplay
+from understudy.replay import ReplayConfig
 
 
 class Stored:
@@ -146,3 +148,36 @@ def test_a_state_of_other_settings_is_rejected_by_name():
     other = HostReplay(GAME, Transitions(batch=8, n_step=2), ReplayConfig(capacity=128))
     with pytest.raises(ConfigError, match=r"n_step was 3, now 2.* capacity was 64, now 128"):
         other.restore(*held.state(), Stored().read)
+
+
+@pytest.mark.parametrize("make", [HostReplay, DeviceReplay])
+def test_a_restored_replay_forgets_a_huge_priority_when_the_saved_one_does(make):
+    wanted = Transitions(batch=8, prioritised=True)
+    held, again = (make(GAME, wanted, ReplayConfig(capacity=64, alpha=0.7)) for _ in range(2))
+    stored = Stored()
+    held.insert(stored.keep(piece(0, n=8).chunk()))
+    rows = np.arange(8)
+    held.feedback(rows, np.ones(8, np.int32), np.geomspace(1e-3, 1e6, 8, dtype=np.float32))
+    for _ in range(9):  # the first period ends, the second begins
+        held.feedback(rows, np.ones(8, np.int32), np.full(8, 0.3, np.float32))
+    again.restore(*through_a_file(held.state()), stored.read)
+    for number in range(1, 12):
+        for twin in (held, again):
+            twin.insert(stored.keep(piece(0, session=number, n=4).chunk()))
+            if number < 8:
+                drawn = twin.draw(1, rng=np.random.default_rng(number))
+                twin.feedback(drawn.rows, drawn.stamps, np.full((1, 8), 0.3, np.float32))
+        np.testing.assert_array_equal(held.state()[0]["masses"], again.state()[0]["masses"])
+    assert max(held.state()[0]["masses"]) < 1
+
+
+def test_a_state_of_an_earlier_version_with_one_largest_priority_is_restored():
+    wanted = Transitions(batch=8, prioritised=True)
+    held, again = (HostReplay(GAME, wanted, ReplayConfig(capacity=64)) for _ in range(2))
+    stored = Stored()
+    held.insert(stored.keep(piece(0).chunk()))
+    arrays, facts = held.state()
+    del facts["priorities"]
+    again.restore(arrays, facts | {"largest": 32.0}, stored.read)
+    again.insert(piece(1).chunk())
+    assert max(again.state()[0]["masses"]) == pytest.approx(32.0**0.6)

@@ -13,8 +13,9 @@ from tests.learn.worlds import Move, chunk_of
 from understudy.algorithm import Rollout, Transitions
 from understudy.experience.game import game_spec
 from understudy.learn.algorithms.ppo import advantages
-from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.replay import HostReplay
 from understudy.learn.rows import windows_of
+from understudy.replay import ReplayConfig
 
 STEPS = 8
 ENVS = 3

@@ -1,6 +1,7 @@
 """A game small enough to learn in a second: press the switch that is lit; ten presses an
 episode."""
 
+import atexit
 import os
 import tempfile
 from pathlib import Path
@@ -84,7 +85,27 @@ class Short(gymnasium.wrappers.TimeLimit[Any, Any]):
         super().__init__(env, max_episode_steps=3)
 
 
+class Chatty(Switches):
+    """Prints without a newline: from Python, from below it and, if asked to, at the very end."""
+
+    def __init__(self, is_polite: bool = False) -> None:
+        super().__init__()
+        if is_polite:
+            atexit.register(print, "Goodbye", end="")
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        print("Hello", end="")
+        os.write(1, b"from C")
+        return super().reset(seed=seed)
+
+
 if "Switches-v0" not in gymnasium.registry:
     gymnasium.register(
         "Switches-v0", entry_point="tests.platform.switches:Switches", reward_threshold=9.0
+    )
+    gymnasium.register("Chatty-v0", entry_point="tests.platform.switches:Chatty")
+    gymnasium.register(
+        "Polite-v0", entry_point="tests.platform.switches:Chatty", kwargs={"is_polite": True}
     )

@@ -36,7 +36,7 @@ from tests.simulation.recordings import (
 from understudy.backends.data import DataFolder
 from understudy.core.errors import ConfigError, Corrupt, Fenced, Unreachable
 from understudy.core.names import new_session
-from understudy.experience.chunk import Chunk
+from understudy.experience.chunk import Chunk, split_chunk
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.intake import key_file
 from understudy.experience.spaces import Box
@@ -441,9 +441,9 @@ def test_a_learner_that_has_just_started_says_so(made: Recording, monkeypatch: p
     with role_of(made) as role:
         step = game_learner.GameLearner.step
 
-        def watched(learner: game_learner.GameLearner) -> bool:
+        def watched(learner: game_learner.GameLearner, **more: bool) -> bool:
             seen.append(role.status()["games"].get("cart", {}).get("why"))
-            return step(learner)
+            return step(learner, **more)
 
         monkeypatch.setattr(game_learner.GameLearner, "step", watched)
         role.step()
@@ -940,6 +940,32 @@ def test_a_dqn_candidate_becomes_canary_and_live_play_promotes_or_rejects_it(mad
     assert now.models[3].lineage.parent == 2
 
 
+def test_status_says_why_a_canary_of_an_endless_game_cannot_be_judged(made: Recording):
+    def endless(name: str, *, model: str | None = None) -> list[Chunk]:
+        """The first chunk of an episode, without its end."""
+        (chunk,) = chunks_of(
+            episodes(person(0.8), 1, seed=int(name)),
+            new_session(START_S, name.encode().rjust(10)),
+            model=model,
+            ticket=partial(made.ticket, model, 0.5) if model else None,
+        )
+        return [split_chunk(chunk)[0]]
+
+    for number in range(20):
+        made.store(endless(f"{number}"))
+    with role_of(made) as role:
+        status = until_idle(role)
+        assert (status["champion"], status["canary"]) == (1, 2)
+        made.store([*endless("98", model="cart/1"), *endless("99", model="cart/2")])
+        status = until_idle(role)
+        assert status["canary_episodes"] == 0
+        assert "no episode has ended so far; next: end episodes" in status["canary_waits"]
+    with role_of(made) as role:  # after a restart
+        assert until_idle(role)["canary_waits"] == status["canary_waits"]
+        made.play(person(0.5), 1)
+        assert until_idle(role)["canary_waits"] == ""
+
+
 def test_forged_reused_and_unsealed_draws_decide_nothing_and_status_counts_them(made: Recording):
     assert first_bot(made)["canary"] == 2
     made.clock.advance(10)
@@ -1334,6 +1360,45 @@ def test_a_game_that_cannot_be_learned_reports_why_and_the_others_continue(made:
     assert (games["cart"]["champion"], games["slide"]["error"]) == (1, "")
 
 
+def test_a_game_without_a_bot_goes_first_and_the_training_that_waits_loses_nothing(
+    quick_path: Path,
+):
+    alone, shared = (recording(DataFolder(quick_path / name)) for name in ("alone", "shared"))
+    for made in (alone, shared):
+        made.play(person(0.5), 12)
+    with role_of(alone) as role:
+        until_idle(role)
+    shared.registry().register(CONTINUOUS)
+    with role_of(shared) as role:
+        while not (role.status()["games"] and role.status()["games"]["cart"]["phase"] == "dqn"):
+            role.step()
+        before = role.status()["games"]["cart"]["updates"]
+        shared.play(person(0.5), 12, spec=CONTINUOUS)
+        shared.clock.advance(1)
+        role.step()
+        paused = role.status()["games"]["cart"]
+        while not role.status()["games"]["slide"]["champion"]:
+            assert role.step()
+        games = role.status()["games"]
+        assert games["cart"]["updates"] == before, "it trained while the other game had no bot"
+        assert (paused["doing"], games["slide"]["models"]) == ("wait", 1)
+        assert paused["why"].startswith("paused while another game gets its first bot: ")
+        assert until_idle(role)["updates"] > before
+    ours, theirs = (made.registry().catalogue("cart").models for made in (alone, shared))
+    assert [model.policy_sha256 for model in ours.values()] == [
+        model.policy_sha256 for model in theirs.values()
+    ]
+
+
+def test_games_with_bots_continue_while_another_has_too_few_steps_for_its_first(made: Recording):
+    made.registry().register(CONTINUOUS)
+    made.play(person(0.5), 12)
+    made.play(person(0.3), 4, spec=CONTINUOUS)
+    with role_of(made) as role:
+        assert until_idle(role)["updates"] > 0
+        assert role.status()["games"]["slide"]["champion"] == 0
+
+
 # --- Schemas --------------------------------------------------------------------------------------
 
 
@@ -1432,15 +1497,22 @@ def test_after_an_update_the_champion_is_carried_over_and_the_next_bot_passes_if
         assert (status["canary"], status["canary_margin"]) == (4, 0.0), "passes once"
 
 
-def test_a_champion_is_carried_over_once_also_after_a_kill(quick_path: Path):
+@pytest.fixture
+def killed_after_carry_over(quick_path: Path) -> Recording:
+    """A learner was killed after it carried over a champion, which learned from another player."""
     made = recording(DataFolder(quick_path), *GROWN)
-    made.play(person(0.5), 12, spec=GROWN[0])
+    made.play(person(0.5), 12, spec=GROWN[0], player=b"p" * 16)
     with role_of(made, CLONES) as role:
         assert until_idle(role)["champion"] == 1
         made.play(person(0.5), 12, spec=GROWN[1])
         while not made.registry().catalogue("cart").model_of("champion", GROWN[1].schema):
             assert role.step()
         role._games.clear()  # as after kill -9: nothing is saved or closed
+    return made
+
+
+def test_a_champion_is_carried_over_once_also_after_a_kill(killed_after_carry_over: Recording):
+    made = killed_after_carry_over
     with role_of(made, CLONES) as role:
         status = until_idle(role)
     assert (status["champion"], status["canary"], status["models"]) == (2, 3, 3)
@@ -1450,21 +1522,14 @@ def test_a_champion_is_carried_over_once_also_after_a_kill(quick_path: Path):
 
 
 def test_after_a_kill_and_a_forget_the_next_bot_does_not_descend_from_the_forgotten_player(
-    quick_path: Path,
+    killed_after_carry_over: Recording,
 ):
-    made = recording(DataFolder(quick_path), *GROWN)
-    made.play(person(0.5), 12, spec=GROWN[0], player=b"p" * 16)
-    with role_of(made, CLONES) as role:
-        assert until_idle(role)["champion"] == 1
-        made.play(person(0.5), 12, spec=GROWN[1])
-        while not made.registry().catalogue("cart").model_of("champion", GROWN[1].schema):
-            assert role.step()
-        role._games.clear()  # as after kill -9: nothing is saved or closed
+    made = killed_after_carry_over
     with made.open() as store:
         store.forget(b"p" * 16)
     with role_of(made, CLONES) as role:
         status = until_idle(role)
-    assert status["forgotten"].endswith("its replacement cart/3 is on trial")
+    assert "its replacement cart/3 is on trial" in status["forgotten"].splitlines()[0]
     models = made.registry().catalogue("cart").models
     assert "started_from" not in models[3].lineage.config
     read_nos = [models[number].lineage.config["read_no"] for number in (1, 2, 3)]
@@ -1522,8 +1587,27 @@ def test_a_forget_after_the_first_update_leads_to_a_replacement(quick_path: Path
     models = made.registry().catalogue("cart").models
     assert models[2].lineage.config["started_from"] == "cart/1"
     assert models[2].lineage.config["read_no"] == models[1].lineage.config["read_no"]
-    assert status["forgotten"].endswith("its replacement cart/3 is on trial")
+    assert "its replacement cart/3 is on trial" in status["forgotten"].splitlines()[0]
     assert "started_from" not in models[3].lineage.config
+
+
+def test_after_a_forget_the_champions_of_all_schemas_are_named(quick_path: Path):
+    made = recording(DataFolder(quick_path), *VERSIONS)
+    n_steps = {}
+    with role_of(made, ONLY_CLONES) as role:
+        for spec in VERSIONS:
+            made.play(person(0.5), 12, spec=spec, player=b"p" * 16)
+            n_steps[spec.schema] = made.play(person(0.5), 12, spec=spec)
+            until_idle(role)
+        with made.open() as store:
+            store.forget(b"p" * 16)
+        status = until_idle(role)
+    contains = "may contain what it learned from players who were forgotten since"
+    assert status["forgotten"].splitlines() == [
+        f"cart/2 {contains}; its replacement cart/3 is on trial",
+        f"cart/1 {contains}; it stays, since only the newest schema that is played is trained",
+    ]
+    assert status["schema_steps"] == n_steps
 
 
 def test_after_a_forget_checkpoints_that_started_from_the_earlier_schema_are_deleted(

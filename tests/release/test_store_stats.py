@@ -159,6 +159,44 @@ def test_an_episode_whose_draw_no_gateway_sealed_is_not_compared_but_counts(
     stats.close()
 
 
+def test_the_returns_that_are_shown_leave_out_episodes_with_an_invalid_draw(made: Recording):
+    ada = b"p" * 16
+    false = [
+        drawn(bot_chunk(200, number=number), **facts(made))
+        for number, (_, facts) in enumerate(CLAIMS.values(), 10)
+    ]
+    made.store(false, player=ada)
+    stats = stats_of(made)
+    assert stats.progress("cart", GAME.schema)["returns"] == {}
+    made.store([bot_chunk(20), drawn(bot_chunk(40, number=2), made.ticket(MODEL, 0.5))])
+    while stats.follow():
+        pass
+    shown = {MODEL: {"episodes": 2, "mean": 30.0}}
+    assert stats.progress("cart", GAME.schema)["returns"] == shown
+    resumed = StoreStats(StoreFollower(made.data.store), seal_of(made))
+    resumed.restore(json.loads(json.dumps(stats.state())))
+    stats.close()
+    with made.open() as store:
+        store.forget(ada)
+    while resumed.follow():
+        pass
+    assert resumed.progress("cart", GAME.schema)["returns"] == shown
+    resumed.close()
+
+
+def test_a_model_without_a_kept_episode_of_a_valid_draw_shows_no_mean(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store_stats, "_FIRST_EPISODES", 1)
+    monkeypatch.setattr(store_stats, "_MAX_EPISODES", 2)
+    _, forged = CLAIMS["another key"]
+    false = [drawn(bot_chunk(200, number=number), **forged(made)) for number in (1, 3, 4)]
+    made.store([false[0], bot_chunk(20, number=2), *false[1:]])
+    stats = stats_of(made)
+    assert stats.progress("cart", GAME.schema)["returns"] == {}
+    stats.close()
+
+
 def test_a_ticket_counts_once_also_after_a_restart(made: Recording):
     ticket = made.ticket(MODEL, 0.5)
     made.store([drawn(bot_chunk(10 * number, number=number), ticket) for number in (1, 2, 3)])
@@ -514,6 +552,47 @@ def test_a_forget_concerns_the_schemas_that_the_player_has_played(made: Recordin
     assert resumed.forgotten("cart", GAME.schema) == [resumed.read_no]
     assert resumed.forgotten("other", other.schema) == ()
     resumed.close()
+
+
+def test_steps_of_a_schema_are_those_that_are_left_after_a_forget(made: Recording):
+    other = game_spec("cart", obs=["x", "v", "angle", "spin"], actions=2)
+    made.registry().register(other)
+    made.play(person(0.5), 2, player=b"p" * 16, max_steps=20)
+    n_kept = made.play(person(0.5), 2, max_steps=20)
+    made.play(person(0.5), 1, spec=other, player=b"p" * 16, max_steps=20)
+    stats = stats_of(made)
+    state = json.loads(json.dumps(stats.state()))
+    with made.open() as store:
+        store.forget(b"p" * 16)
+    n_kept += made.play(person(0.5), 1, player=b"q" * 16, max_steps=20)
+    while stats.follow():
+        pass
+    assert {name: stored.n_stored for name, stored in stats.schemas["cart"].items()} == {
+        GAME.schema: n_kept,
+        other.schema: 0,
+    }
+    resumed = StoreStats(StoreFollower(made.data.store))
+    for saved in (state, json.loads(json.dumps(stats.state()))):
+        resumed.restore(saved)
+        while resumed.follow(max_items=3):
+            pass
+        assert resumed.schemas["cart"][GAME.schema].n_stored == n_kept
+    resumed.close()
+    stats.close()
+
+
+def test_steps_of_a_schema_are_the_same_after_a_restart_although_some_expired(made: Recording):
+    n_steps = made.play(person(0.5), 2, max_steps=20)
+    stats = stats_of(made)
+    with made.open() as store:
+        assert store.expire(START_S + 1e6) == 2
+    resumed = StoreStats(StoreFollower(made.data.store))
+    resumed.restore(json.loads(json.dumps(stats.state())))
+    for each in (stats, resumed):
+        while each.follow():
+            pass
+        assert each.schemas["cart"][GAME.schema].n_stored == n_steps
+        each.close()
 
 
 def test_the_returns_of_a_forgotten_player_are_removed(made: Recording):

@@ -108,6 +108,32 @@ def test_bodies_above_the_limit_are_rejected_unread(gateway: Running, key: str, 
     connection.close()
 
 
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["announced", "chunked"])
+@pytest.mark.parametrize("path", ["/v1/games/cart/tickets", "/v1/games/cart/close"])
+def test_a_client_that_closes_its_connection_can_read_why_a_large_body_was_rejected(
+    gateway: Running, key: str, path: str, is_chunked: bool
+):
+    """It sends all of it first, as urllib does, and says that it sends nothing else."""
+    headers = {"Authorization": f"Bearer {key}", "Connection": "close"}
+    parts = [b" " * 1_000_000] * 20
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("POST", path, iter(parts) if is_chunked else b"".join(parts), headers)
+        answer = connection.getresponse()
+        assert (answer.status, answer.getheader("connection")) == (413, "close")
+        assert json.loads(answer.read())["error"]["code"] == "too_large"
+
+
+def test_a_connection_that_the_client_wants_closed_ends_with_its_request(gateway: Running):
+    with socket.create_connection(("127.0.0.1", gateway.server.port), timeout=60) as connection:
+        head = b"POST /v1/games HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        connection.sendall(head + b"Content-Length: 3\r\n\r\n12")
+        with connection.makefile("rb") as answer:
+            assert answer.readline().startswith(b"HTTP/1.1 401")
+            connection.sendall(b"3")
+            assert answer.read().endswith(b"}")
+
+
 def test_a_body_that_is_too_large_costs_the_key_no_bytes(tmp_path: Path):
     with running(tmp_path) as gateway:
         gateway.register()

@@ -13,6 +13,7 @@ from understudy.core.names import player_name
 from understudy.experience.frame import encode_frame_batch
 from understudy.models.keys import SCOPES
 from understudy.serve.api import ApiRoute
+from understudy.serve.gateway import Gateway
 from understudy.serve.pages import PAGES
 from understudy.serve.routes import ROUTES
 from understudy.testing.samples import cart_spec
@@ -186,7 +187,9 @@ def test_the_open_routes_show_no_data(gateway: Running):
 
 
 def test_readiness_names_the_roles_that_are_down(gateway: Running):
-    state = gateway.server._gateway._state
+    served = gateway.server._gateway
+    assert isinstance(served, Gateway)
+    state = served._state
     assert state is not None
     try:
         for roles, status in (

@@ -373,10 +373,12 @@ def test_without_a_target_the_recording_rate_is_1(gateway: Running, key: str):
 
 def test_metrics_count_frames_by_outcome(gateway: Running, key: str):
     gateway.send(key, frames_of(played(n_chunks=2)))
+    assert gateway.ask("DELETE", "/v1/games/cart/frames", key).status == 405
     reply = gateway.ask("GET", "/metrics", gateway.key("read"))
     assert reply.headers["content-type"].startswith("text/plain")
     text = reply.raw.decode()
     assert 'understudy_frames_total{fate="accepted",game="cart"}' in text
+    assert 'understudy_requests_total{route="none",status="405"} 1.0' in text
     assert 'understudy_requests_total{route="POST /v1/games/{game}/frames",status="200"}' in text
     assert 'understudy_recording_rate{game="cart"} 1.0' in text
     assert "understudy_waiting_bytes 0.0" in text

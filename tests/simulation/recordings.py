@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -157,9 +158,14 @@ class Recording:
             clock=self.clock,
         )
 
+    @cached_property
+    def _gateway(self) -> Registry:
+        """The registry of the gateway, which reads each entry of a journal once."""
+        return self.registry()
+
     def ticket(self, model: str, propensity: float, *, spec: GameSpec = GAME, **facts: Any) -> str:
         """A new ticket of the trial that is under way, as a gateway seals it."""
-        canary = self.registry().catalogue(spec.game).pointer("canary", spec.schema)
+        canary = self._gateway.catalogue(spec.game).pointer("canary", spec.schema)
         self._tickets += 1
         drawn: dict[str, Any] = {
             "entry": canary.number if canary else 1,

@@ -237,3 +237,34 @@ def test_long_expired_chunks_are_neither_a_gap_nor_damage(tmp_path: Path):
         harness.reopen()
     assert not local(harness).is_erasing
     harness.store.close()
+
+
+def test_trimmed_chunks_are_neither_a_gap_nor_damage_and_their_space_is_used_again(tmp_path: Path):
+    harness = local_harness(tmp_path)
+    store = local(harness)
+    one, other = sessions(2, 8, max_steps=400)
+    for pair in zip(one, other, strict=True):
+        harness.put(*pair)
+    store.quarantine([one[1].meta.id, one[5].meta.id], reason="by hand")
+    assert store.trim([(one[0].meta.session, 99)]) == 0, "a chunk that is not stored"
+    # The ninth arrival number is one[4], the eleventh one[5], which is in quarantine.
+    assert store.trim([other[6].meta.id, one[5].meta.id]) == 10
+    assert store.trim([other[6].meta.id, one[5].meta.id]) == 0
+    kept = [other[5], one[6], other[6], one[7], other[7]]
+    for _ in range(2):
+        found = harness.store.audit()
+        assert (list(found.corrupt), found.chunks, found.quarantined) == ([], 5, 2)
+        assert (found.gap_chunks, found.gap_steps, found.duplicate_chunks) == (0, 0, 0)
+        assert harness.chunks() == kept
+        first = harness.everything()[0]
+        assert isinstance(first, Forgotten)
+        assert (first.arrival_no, first.last_no, first.reason) == (1, 10, "expired")
+        assert [frame.chunk_no for frame in harness.store.quarantined()] == [1, 5]
+        harness.reopen()
+        store = local(harness)
+    free_pages = store._database.pragma("freelist_count")
+    pages = store._database.pragma("page_count")
+    harness.put(*sessions(1, 4, seed=7, max_steps=400)[0])
+    assert store._database.pragma("freelist_count") < free_pages
+    assert store._database.pragma("page_count") == pages
+    harness.store.close()

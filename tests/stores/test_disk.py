@@ -102,6 +102,7 @@ def test_a_closed_store_raises_closed(tmp_path: Path):
     store.close()
     for call in (
         partial(store.expire, 0.0),
+        partial(store.trim, []),
         partial(store.forget_tombstone, tombstone_of(PLAYER)),
         store.erase,
     ):

@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
+import numpy as np
 import pytest
 
 from tests.streams.memory import MemoryStream
+from understudy.algorithm import Transitions
 from understudy.core.clock import Clock
 from understudy.core.errors import UnderstudyError
 from understudy.experience.chunk import OPTIONAL, Chunk, chunk_of
 from understudy.experience.frame import Frame
+from understudy.experience.game import GameSpec
 from understudy.experience.session import tombstone_of
+from understudy.learn.replay import HostReplay
 from understudy.ports import (
     Ack,
     Candidate,
@@ -26,10 +30,12 @@ from understudy.ports import (
     Stream,
     WriteBatch,
 )
+from understudy.replay import Drawn, Replay, ReplayConfig
 from understudy.stores import view
 from understudy.stores.draft import Draft, _stored
 from understudy.stores.local import LocalStore
 from understudy.stores.view import LocalLookup, StoreView
+from understudy.testing.replays import ReplayContract
 from understudy.testing.stores import StoreAdminContract, StoreContract
 from understudy.testing.streams import StreamContract
 
@@ -312,3 +318,83 @@ def test_a_broken_promise_fails_its_own_test(quick_path: Path, monkeypatch, name
 @pytest.mark.parametrize("kind", [PositionsLost, ForgetsNobody])
 def test_a_store_that_breaks_a_promise_fails(quick_path: Path, kind: type[LocalStore]):
     assert breaks_a_promise(Contract(quick_path, kind))
+
+
+# --- Replays --------------------------------------------------------------------------------------
+
+
+class Hoarding(HostReplay):
+    """Keeps what it is told to evict."""
+
+    def evict(self, session: Any, chunk_no: int) -> bool:
+        return (session, chunk_no) in self.chunk_ids()
+
+
+class Waiting(HostReplay):
+    """Never samples the last steps of a session."""
+
+    def close(self, session: Any) -> int:
+        return 0
+
+
+class Careless(HostReplay):
+    """Draws by a chance of its own."""
+
+    def draw(self, k: int, **how: Any) -> Drawn:
+        return super().draw(k, **how | {"rng": np.random.default_rng()})
+
+
+class Unfair(HostReplay):
+    """Corrects priorities with weights above 1."""
+
+    def draw(self, k: int, **how: Any) -> Drawn:
+        drawn = super().draw(k, **how)
+        return drawn._replace(batches=drawn.batches._replace(weight=2 * drawn.batches.weight))
+
+
+class Shifted(HostReplay):
+    """Mixes rewards up."""
+
+    def draw(self, k: int, **how: Any) -> Drawn:
+        drawn = super().draw(k, **how)
+        reward = np.roll(drawn.batches.reward, 1)
+        return drawn._replace(batches=drawn.batches._replace(reward=reward))
+
+
+class Forgetful(HostReplay):
+    """Loses its priorities in a checkpoint."""
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        arrays, facts = super().state()
+        if self.needs.prioritised:
+            arrays["masses"] = (arrays["masses"] > 0).astype(np.float64)
+        return arrays, facts
+
+
+class Trusting(HostReplay):
+    """Sets priorities of rows whatever was inserted there since."""
+
+    def feedback(self, rows: Any, stamps: Any, priorities: Any) -> None:
+        if self.needs.prioritised:
+            places = np.unique(np.asarray(rows))
+            self._masses.set(places, np.ones(len(places)))  # type: ignore[union-attr]
+
+
+class Nameless(HostReplay):
+    """Cannot tell which chunks its rows come from."""
+
+    def chunks_of(self, rows: Any) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Hoarding, Waiting, Careless, Unfair, Shifted, Forgetful, Trusting, Nameless],
+    ids=lambda kind: kind.__name__,
+)
+def test_a_replay_that_breaks_a_promise_fails(kind: type[HostReplay]):
+    class Contract(ReplayContract):
+        def make(self, game: GameSpec, needs: Transitions, config: ReplayConfig) -> Replay:
+            return kind(game, needs, config)
+
+    assert breaks_a_promise(Contract())

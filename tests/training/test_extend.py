@@ -128,7 +128,7 @@ def test_an_extension_that_cannot_work_is_rejected_with_the_next_step(ended: Pat
     ):
         understudy.train(out=ended, resume=True, steps=4_000)
     with pytest.raises(
-        ConfigError, match=r"has already done 1024 env steps; give a larger number: --steps 2048"
+        ConfigError, match=r"has already done 1024 env steps; give a larger number: steps=2048"
     ):
         understudy.train(out=ended, resume=True, steps=1_010)
     with pytest.raises(ConfigError, match="started with steps 1000, not 500"):

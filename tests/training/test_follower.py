@@ -17,7 +17,7 @@ from understudy.training.follower import (
     position_from_json,
     stored_chunks,
 )
-from understudy.training.inline import RunStore
+from understudy.training.run_store import RunStore
 
 
 def add(store: Path, *numbers: int) -> None:

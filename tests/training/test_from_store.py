@@ -18,14 +18,15 @@ from understudy.experience.game import game_spec
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.learner import Learner, LearnerConfig
-from understudy.learn.replay import ReplayConfig
+from understudy.learn.replay import HostReplay
 from understudy.ports import Candidate, WriteBatch
+from understudy.replay import ReplayConfig
 from understudy.stores.view import StoreView
 from understudy.testing.clock import ManualClock
 from understudy.training.events import Event, Update
 from understudy.training.follower import StoreFollower
 from understudy.training.from_store import IDLE_S, FromStore, held_out_of, people_in
-from understudy.training.inline import RunStore
+from understudy.training.run_store import RunStore
 
 GAME = game_spec("line", obs=3, actions=2)
 N = 12
@@ -146,6 +147,18 @@ def test_a_training_that_is_resumed_does_not_end_sessions_again(store: Path):
             each.step()
         assert other._replay.n_sampleable == one._replay.n_sampleable == 2 * 3 * N + N - 2
         assert bits(one) == bits(other)
+
+
+def test_a_replay_that_cannot_tell_players_apart_does_not_train_from_a_store(store: Path):
+    learner = Learner(
+        Dqn(GAME, DqnConfig(widths=(8,), batch=16)),
+        DqnKnobs(),
+        root_seed=5,
+        config=LearnerConfig(limiter=None, replay_name="device"),
+    )
+    said = "a DeviceReplay cannot train from a store: it lacks .*limits.* or use replay='host'"
+    with pytest.raises(ConfigError, match=said):
+        FromStore(learner, StoreFollower(store), steps=64, clock=ManualClock(), on_event=print)
 
 
 def test_every_call_publishes_a_version_and_sends_an_event(store: Path):
@@ -285,6 +298,7 @@ def people_and_bots(one: FromStore) -> tuple[float, float] | None:
     if drawn is None:
         return None
     replay = one._replay
+    assert isinstance(replay, HostReplay)
     may_sample = replay._may_sample()
     shares = [0.0, 0.0]
     for (session, _), span in replay._ring.spans.items():

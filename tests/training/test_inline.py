@@ -10,19 +10,20 @@ from typing import Any
 import pytest
 
 from tests.learn.worlds import Move, chunk_of
-from understudy.act.actor import Collected
 from understudy.core.errors import ConfigError, GameFailed
 from understudy.experience.chunk import Chunk
 from understudy.experience.game import game_spec
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.learner import Learner, LearnerConfig
-from understudy.learn.replay import ReplayConfig
 from understudy.learn.replay_source import LimiterConfig, ReplaySource
 from understudy.nn.policy import Policy
+from understudy.ports import Collected
+from understudy.replay import ReplayConfig
 from understudy.stores.local import LocalStore
 from understudy.testing.clock import ManualClock
 from understudy.training.events import Event, Update
-from understudy.training.inline import Inline, InlineConfig, RunStore
+from understudy.training.inline import Inline, InlineConfig
+from understudy.training.run_store import RunStore
 
 GAME = game_spec("line", obs=3, actions=2)
 N = 16

@@ -127,15 +127,15 @@ def test_two_sources_with_different_algorithms_are_rejected_by_name(tmp_path: Pa
     for request, said in [
         (
             TrainRequest(algorithm="ppo", preset="dqn-vector"),
-            "--algorithm is for ppo, and --preset dqn-vector for dqn",
+            "algorithm is for ppo, and preset dqn-vector for dqn",
         ),
         (
             TrainRequest(algorithm="ppo", config_file=file),
-            f"--algorithm is for ppo, and --config {file} for bc",
+            f"algorithm is for ppo, and config {file} for bc",
         ),
         (
             TrainRequest(preset="dqn-vector", config_file=file),
-            f"--config {file} is for bc, and --preset dqn-vector for dqn",
+            f"config {file} is for bc, and preset dqn-vector for dqn",
         ),
     ]:
         with pytest.raises(ConfigError, match=re.escape(said)):
@@ -270,9 +270,18 @@ def test_values_are_toml_or_plain_text(text: str, value: Any):
     assert parse_value(text) == value
 
 
+def test_knobs_may_stand_in_config_as_in_files_of_earlier_versions(tmp_path: Path):
+    file = tmp_path / "old.toml"
+    file.write_text(
+        'algorithm = "dqn"\n[config]\nbatch = 32\ntarget_period = 7\nmax_gradient = 3\n'
+    )
+    found = resolve(TrainRequest(config_file=file, settings={"max_gradient": 4.0}), GAME)
+    assert (found.config.batch, found.knobs.target_period, found.knobs.max_gradient) == (32, 7, 4.0)
+
+
 def test_numbers_become_what_the_setting_is():
     assert settings("dqn", epsilon={"start": 1, "end": 0}).knobs.epsilon == Schedule(1.0, 0.0)
-    assert isinstance(settings("dqn", max_gradient=1).config.max_gradient, float)
+    assert isinstance(settings("dqn", max_gradient=1).knobs.max_gradient, float)
     assert settings("dqn", widths=[3, 4]).config.widths == (3, 4)
     assert settings("dqn", steps=np.int64(5)).run.steps == 5
 
@@ -288,14 +297,14 @@ def test_numbers_become_what_the_setting_is():
         ("learning_rate", 10**400, "to 1: learning rate"),
         ("learning_rate", {"start": 1.0}, "a schedule has start, end and until"),
         ("learning_rate", {"start": 1.0, "end": 0.0, "until": 0.0}, "until above 0"),
-        ("max_gradient", {"start": 1.0, "end": 0.0}, "give a number: "),
-        ("max_gradient", Schedule(1.0, 0.5), "fixed for a run"),
+        ("discount", {"start": 1.0, "end": 0.0}, "give a number: "),
+        ("discount", Schedule(1.0, 0.5), "fixed for a run"),
         ("batch", 1.5, "give a whole number"),
         ("batch", True, "give a whole number"),
         ("double", 1, "give true or false"),
         ("widths", "64,64", r"such as \[64, 64\]"),
         ("widths", [0], r"such as \[64, 64\]"),
-        ("network", "64,64", "--network 64,64"),
+        ("network", "64,64", "such as 64,64"),
     ],
 )
 def test_an_invalid_value_is_reported_with_what_is_expected(name: str, value: Any, said: str):
@@ -339,7 +348,7 @@ def test_every_samples_per_insert_within_its_range_is_accepted(
     )
     limiter = found.learner_config().limiter
     assert limiter is not None
-    Limiter(limiter, batch=found.config.batch)
+    assert Limiter(limiter).updates_due(found.config.batch) == 0
 
 
 def test_a_network_has_a_file_of_its_own():

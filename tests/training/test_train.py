@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import understudy
+from tests.learn.replays import WithFaults
 from tests.platform.switches import GAME, QUICK, Brighter, Switches
 from tests.training.arguments import with_options
 from understudy.act.evaluate import evaluate
@@ -23,6 +24,7 @@ from understudy.act.vector_envs import CartPoleVector
 from understudy.core.errors import ConfigError, GameFailed, LearningFailed, Locked, MissingExtra
 from understudy.core.log import FileLock
 from understudy.experience.spaces import Box
+from understudy.learn.algorithms.dqn import Dqn
 from understudy.learn.algorithms.ppo import Ppo
 from understudy.learn.architecture import network_for
 from understudy.nn.network import Dense
@@ -269,7 +271,7 @@ def test_weights_of_a_clone_without_a_place_in_the_new_network_are_named(
 def test_a_network_in_which_copied_weights_compute_something_else_is_rejected(
     settings: dict[str, Any], said: str, tmp_path: Path, cloned: Run
 ):
-    with pytest.raises(ConfigError, match=f"cannot start from .*{said}.*omit --network"):
+    with pytest.raises(ConfigError, match=f"cannot start from .*{said}.*omit network"):
         train(
             tmp_path / "R", algorithm="ppo", init_from=cloned.folder, steps=256, settings=settings
         )
@@ -354,14 +356,14 @@ def test_a_game_recorded_under_another_limit_is_evaluated(
 
 
 @pytest.mark.parametrize("algorithm", ["bc", "iql"])
-def test_what_a_run_played_can_be_learned_from_without_playing(
-    tmp_path: Path, trained: Run, algorithm: str
-):
+def test_what_a_run_played_can_be_learned_from_without_playing(tmp_path: Path, algorithm: str):
+    # Long enough that most of its play is good.
+    played = train(tmp_path / "P", algorithm="dqn", seed=3, steps=4_000)
     settings = {"widths": [8], "batch": 32, "learning_rate": 1e-2}
     run = train(
         tmp_path / "R",
         algorithm=algorithm,
-        from_store=trained.folder,
+        from_store=played.folder,
         steps=600,
         settings=settings,
     )
@@ -442,7 +444,7 @@ def test_statistics_of_observations_that_would_stay_in_the_envs_are_rejected(
     game: Any, wrapper: Any, tmp_path: Path
 ):
     with pytest.raises(
-        ConfigError, match=r"NormalizeObservation around .*--set observation_norm=true"
+        ConfigError, match=r"NormalizeObservation around .*set observation_norm=true"
     ):
         train(tmp_path / "R", game, wrapper=wrapper, steps=256)
     assert not (tmp_path / "R").exists()
@@ -621,6 +623,85 @@ def test_a_crashed_run_resumes_and_ends_bit_identical(tmp_path: Path, trained: R
     assert last == straight
 
 
+def test_a_crashed_run_with_a_replay_named_by_import_path_resumes_and_ends_bit_identical(
+    tmp_path: Path, trained: Run
+):
+    asked: dict[str, Any] = {"algorithm": "dqn", "seed": 3, "steps": 2_000}
+    asked["settings"] = {"replay": "tests.learn.replays:FifoReplay"}
+    straight = train(tmp_path / "S", **asked)
+    with pytest.raises(Crash):
+        train(tmp_path / "R", **asked, on_event=crash_at(1_500))
+    run = understudy.train(out=tmp_path / "R", resume=True)
+    assert run.result["resumed_at_step"] > 0
+    last, uninterrupted, of_host = [
+        (folder / "last.safetensors").read_bytes()
+        for folder in (run.folder, straight.folder, trained.folder)
+    ]
+    assert last == uninterrupted
+    assert last != of_host, "another replay draws other steps"
+    with pytest.raises(ConfigError, match="started with replay"):
+        understudy.train(out=run.folder, resume=True, settings={"replay": "host"})
+
+
+@pytest.mark.parametrize(
+    ("replay", "said"),
+    [
+        ("fast", "there is no replay 'fast'; known are device, host"),
+        ("tests.learn.replays:NeverCreated", "cannot be created: KeyError: 'a mistake'; "),
+        ("tests.learn.replays:HalfAReplay", "lacks draw, needed_chunks, state and restore"),
+    ],
+)
+def test_a_run_with_a_replay_that_is_none_leaves_no_folder(replay: str, said: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=said):
+        train(tmp_path / "R", algorithm="dqn", settings={"replay": replay})
+    assert not (tmp_path / "R").exists()
+
+
+@pytest.mark.parametrize("part", ["n_sampleable", "insert", "draw", "state"])
+def test_an_error_in_a_custom_replay_names_the_class_and_the_method(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(WithFaults, "fails_in", part)
+    name = "tests.learn.replays:WithFaults"
+    said = rf"replay '{name}' failed in {part}.*: KeyError: 'a mistake in {part}'; .*ReplayContract"
+    with pytest.raises(LearningFailed, match=said) as raised:
+        train(tmp_path / "R", algorithm="dqn", steps=1_500, settings={"replay": name})
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+class FailingAlgorithm(Dqn):
+    """Fails in the method that its class attribute names."""
+
+    fails_in = ""
+
+    def _fail(self, part: str) -> None:
+        if self.fails_in == part:
+            raise KeyError(f"a mistake in {part}")
+
+    def init(self, *arguments: Any) -> Any:
+        self._fail("init")
+        return super().init(*arguments)
+
+    def policy(self, state: Any) -> Policy:
+        self._fail("policy")
+        return super().policy(state)
+
+    def update(self, *arguments: Any) -> Any:
+        self._fail("update")
+        return super().update(*arguments)
+
+
+@pytest.mark.parametrize("part", ["init", "policy", "update"])
+def test_an_error_in_a_custom_algorithm_names_the_class_and_the_method(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(FailingAlgorithm, "fails_in", part)
+    said = rf"FailingAlgorithm' failed in {part}\(\): KeyError: 'a mistake in {part}'; .*Contract"
+    with pytest.raises(LearningFailed, match=said) as raised:
+        train(tmp_path / "R", algorithm=FailingAlgorithm, steps=1_500)
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
 @pytest.mark.parametrize(
     ("asked", "until"),
     [
@@ -730,10 +811,8 @@ def test_a_run_killed_before_its_start_starts(tmp_path: Path):
     [
         ({"game": None}, "no game was given"),
         ({"game": 7}, "use a Gymnasium id"),
-        (
-            {"game": CartPoleVector(3)},
-            "game is a vector env .* give a function that creates one env",
-        ),
+        ({"game": CartPoleVector(3), "frame_skip": 2}, "a vector env is used unchanged"),
+        ({"game": CartPoleVector(3), "settings": {"envs": 4}}, "has 3 envs, and 4 were requested"),
         ({"game": "CartPol-v1"}, "did you mean CartPole-v1"),
         ({"algorithm": "dqm"}, "did you mean 'dqn'"),
         ({"algorithm": "nowhere:Algorithm"}, "cannot be imported"),
@@ -743,7 +822,7 @@ def test_a_run_killed_before_its_start_starts(tmp_path: Path):
         ({"config": "nothing.toml"}, "cannot be read"),
         ({"settings": {"lerning_rate": 1}}, "did you mean 'learning_rate'"),
         ({"settings": {"learning_rate": 7}}, "give 0 to 1: learning rate of Adam"),
-        ({"settings": {"network": "64"}}, "give widths as --network"),
+        ({"settings": {"network": "64"}}, "give the widths of its layers"),
         ({"network": "64,x"}, "such as 64,64"),
         ({"network": ()}, "such as 64,64"),
         ({"network": (64, 0)}, "such as 64,64"),

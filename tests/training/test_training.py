@@ -223,6 +223,52 @@ def test_one_good_return_among_many_that_are_not_finite_is_no_best_and_no_goal(t
     assert any("99 of 100" in event.what for event in heard if isinstance(event, Guarded))
 
 
+@dataclass
+class InterruptedOnce(Says):
+    """Is interrupted in the first episodes of a series."""
+
+    series: int = CONFIRMING
+
+    def play(self, policy: Any, *, episodes: int, series: int, attempt: int = 0) -> Evaluated:
+        played = super().play(policy, episodes=episodes, series=series, attempt=attempt)
+        if series == self.series:
+            self.series = -1
+            raise KeyboardInterrupt
+        return played
+
+
+def test_an_evaluation_that_was_interrupted_is_repeated_as_if_it_had_not_begun(tmp_path: Path):
+    evaluator = InterruptedOnce({WHILE_TRAINING: every(10.0), CONFIRMING: every(8.0)})
+    first = training(tmp_path, evaluator)
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    heard = list[Event]()
+    second = training(tmp_path, evaluator, heard)
+    assert second.resume()
+    RunFolder(tmp_path).cut_curve(second.evaluated_steps)
+    second.run()
+    evaluations = [event for event in heard if isinstance(event, Evaluation)]
+    assert [event.is_best for event in evaluations] == [True] + [False] * 9
+    confirmed = [attempt for series, attempt in evaluator.asked if series == CONFIRMING]
+    assert confirmed == [0, *range(10)]
+
+
+def test_an_interrupt_loses_no_row_of_the_curve(tmp_path: Path):
+    first = training(tmp_path, Says({WHILE_TRAINING: every(1.0)}))
+
+    def interrupt(row: Any) -> None:
+        raise KeyboardInterrupt
+
+    first.folder.add_to_curve = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    second = training(tmp_path, Says({WHILE_TRAINING: every(1.0)}))
+    assert second.resume()
+    RunFolder(tmp_path).cut_curve(second.evaluated_steps)
+    second.run()
+    assert [row["env_steps"] for row in RunFolder(tmp_path).curve_rows()] == list(range(1, 11))
+
+
 def test_a_confirmation_needs_every_return_finite(tmp_path: Path):
     one = training(
         tmp_path, Says({WHILE_TRAINING: every(10.0), CONFIRMING: ONE_GOOD, AT_THE_END: ONE_GOOD})

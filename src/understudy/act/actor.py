@@ -7,15 +7,22 @@ an actor that is restored from a checkpoint can rebuild its unfinished episodes.
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.act.chance import EpisodeSeeds, actor_session, noise_rng
+from understudy.act.chance import EpisodeSeeds, RoundNoise, actor_session
 from understudy.act.live import LiveEnvs
-from understudy.act.tape import EpisodeProgress, Tape, best_value, n_step_td, q_of, track_episodes
+from understudy.act.tape import (
+    UNKNOWN_SEED,
+    EpisodeProgress,
+    Tape,
+    best_value,
+    n_step_td,
+    q_of,
+    track_episodes,
+)
 from understudy.act.vector import Envs
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array, arrays_under
@@ -23,27 +30,9 @@ from understudy.core.wording import pairs
 from understudy.experience.chunk import Chunk, ChunkMeta
 from understudy.experience.game import GameSpec
 from understudy.nn.policy import Policy
+from understudy.ports import Collected, PlayedEpisode
 
 Flags = NDArray[np.bool_]
-
-
-class PlayedEpisode(NamedTuple):
-    """An episode that ended during `Actor.collect`; `env` is numbered over all actors of a run."""
-
-    env: int
-    return_: float
-    """The sum of the game's rewards, below any wrappers."""
-    length: int
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """The result of `Actor.collect`: chunks, env by env, and episodes, in the order they ended."""
-
-    chunks: list[Chunk]
-    episodes: list[PlayedEpisode]
-    env_steps: int
 
 
 def epsilon_ladder(n: int, *, base: float = 0.4, alpha: float = 7.0) -> NDArray[np.float32]:
@@ -90,7 +79,8 @@ class Actor:
         self._client = client
         self._tape: Tape | None = None
         self._schema = game.schema
-        self._chunk_no = self._first_step = 0
+        self._chunk_no = np.zeros(self.num_envs, np.int64)
+        self._first_step = np.zeros(self.num_envs, np.int64)
         self._seeds = EpisodeSeeds(
             root_seed,
             incarnation=incarnation,
@@ -98,6 +88,7 @@ class Actor:
             num_envs=self.num_envs,
             prepare=getattr(envs, "prepare", None),
         )
+        self._noise = RoundNoise(root_seed, first_env=env_index0, num_envs=self.num_envs)
         self._seed = np.zeros(self.num_envs, np.int64)  # of the open episodes
         self._progress = EpisodeProgress(np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64))
         self._open_actions: list[list[Array]] = [[] for _ in range(self.num_envs)]
@@ -128,6 +119,8 @@ class Actor:
         if not live.obs:
             self._seed = self._seeds.take(np.arange(self.num_envs))
             live.reset(self._seed.tolist())
+            if live.resets_itself:
+                self._seed[:] = UNKNOWN_SEED
         live.check_masks()
         live.keep_stacks(policy.stack)
         shape = (steps, not head.is_discrete, head.size if policy.priority else 0)
@@ -136,12 +129,7 @@ class Actor:
             tape = self._tape = Tape(self.game, steps, self.num_envs, *shape[1:])
         tape.open_seeds = self._seed.tolist()
         tape.ending = []
-        noise = None
-        if not deterministic:
-            rng = noise_rng(self.root_seed, env=self.env_index0, round_no=round_no)
-            noise = head.noise(rng, steps * self.num_envs)
-        if noise is not None:
-            noise = noise.reshape(steps, self.num_envs, *noise.shape[1:])
+        noise = None if deterministic else self._noise.draw(head, steps, round_no=round_no)
         self._play(
             policy,
             noise,
@@ -177,6 +165,8 @@ class Actor:
                 tape.raw_reward[t] = live.raw_reward
             tape.terminated[t] = terminated
             tape.truncated[t] = truncated
+            if live.skipped is not None:
+                tape.skipped[t] = live.skipped
             ended = terminated | truncated
             if np.count_nonzero(ended):  # a tenth of the cost of any()
                 # Store the final observations of ended episodes, then start the next episodes.
@@ -184,7 +174,7 @@ class Actor:
                 inputs = {}
                 if tape.q is not None:
                     inputs = {name: rows[envs] for name, rows in live.inputs.items()}
-                seeds = self._seeds.take(envs)
+                seeds = self._seed[envs] if live.resets_itself else self._seeds.take(envs)
                 tape.ending.append((seeds, live.obs_copies(envs), inputs))
                 self._seed[envs] = seeds
                 live.reset(self._seed.tolist(), ended)
@@ -194,19 +184,19 @@ class Actor:
         tape.close()
 
     def _collected(self, policy: Policy, tape: Tape) -> Collected:
-        is_first = np.concatenate([self._progress.length[None] == 0, tape.ended[:-1]])
         priority = None if tape.q is None else _priority(policy, tape, last=self._live)
         chunks = []
-        number = 0
+        n_chunks = np.zeros(self.num_envs, np.int64)
         for env, number, first, n_steps, columns, notes in tape.cuts(
-            is_first=is_first, version=policy.version, priority=priority
+            is_open=self._progress.length > 0, version=policy.version, priority=priority
         ):
+            n_chunks[env] += 1
             meta = ChunkMeta(
                 game=self.game.game,
                 schema=self._schema,
                 session=self.sessions[env],
-                chunk_no=self._chunk_no + number,
-                first_step=self._first_step + first,
+                chunk_no=int(self._chunk_no[env]) + number,
+                first_step=int(self._first_step[env]) + first,
                 n_steps=n_steps,
                 kind="actor",
                 consent="granted",
@@ -214,8 +204,9 @@ class Actor:
                 episodes=notes,
             )
             chunks.append(Chunk(meta, columns))
-        self._first_step += tape.steps
-        self._chunk_no += number + 1
+        env_steps = tape.steps - tape.skipped.sum(0)  # int64[envs]
+        self._first_step += env_steps
+        self._chunk_no += n_chunks
         # The first step of each env's open episode on this tape; 0 if no episode ended on it.
         begin = np.where(tape.ended, np.arange(1, tape.steps + 1)[:, None], 0).max(0)
         for env, first in enumerate(begin.tolist()):
@@ -224,17 +215,23 @@ class Actor:
             if first < tape.steps:
                 self._open_actions[env].append(tape.action[first:, env].copy())
         reward = tape.reward if tape.raw_reward is None else tape.raw_reward
-        self._progress, returns, lengths = track_episodes(reward, tape.ended, self._progress)
+        self._progress, returns, lengths = track_episodes(
+            reward, tape.ended, self._progress, skipped=tape.skipped
+        )
         envs = (tape.ends.env + self.env_index0).tolist()
         episodes = list(
             map(PlayedEpisode, envs, returns.tolist(), lengths.tolist(), tape.seeds_ended())
         )
-        return Collected(chunks, episodes, tape.steps * self.num_envs)
+        return Collected(chunks, episodes, int(env_steps.sum()))
 
     # --- Saving and restoring ---------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return the arrays and JSON facts that `restore` needs; call it between two collects."""
+        """Return the arrays and JSON facts that `restore` needs; call it between two collects.
+
+        ConfigError if the vector env resets itself: its episodes have no known seeds.
+        """
+        self._live.check_resets("the state of an actor, which is rebuilt from seeds and actions")
         space = self.game.action_columns["action"]
         empty = np.empty((0, *space.shape), space.dtype)
         arrays: dict[str, Array] = {
@@ -247,7 +244,8 @@ class Actor:
             ),
         }
         arrays |= {f"live.{name}": column.copy() for name, column in self._live.inputs.items()}
-        return arrays, self._facts() | {"chunk_no": self._chunk_no, "first_step": self._first_step}
+        numbers = {"chunk_no": int(self._chunk_no[0]), "first_step": int(self._first_step[0])}
+        return arrays, self._facts() | numbers  # these are the same in every env
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
         """Resume from a `state`: open episodes are rebuilt from their seeds and actions.
@@ -261,8 +259,8 @@ class Actor:
                 f"the state was saved by an actor with {pairs(facts)}, but this one has "
                 f"{pairs(own_facts)}; restore it in the actor that saved it"
             )
-        self._chunk_no = facts["chunk_no"]
-        self._first_step = facts["first_step"]
+        self._chunk_no[:] = facts["chunk_no"]
+        self._first_step[:] = facts["first_step"]
         self._seeds.begin_at(arrays["n_episodes"])
         self._seed = arrays["seed"].copy()
         self._progress = EpisodeProgress(arrays["return"].copy(), arrays["length"].copy())
@@ -270,6 +268,9 @@ class Actor:
         self._open_actions = [[actions.copy()] if len(actions) else [] for actions in split]
         if inputs := arrays_under(arrays, "live"):
             _rebuild(self._live, inputs, seeds=self._seed.tolist(), actions=split)
+
+    def close(self) -> None:
+        self._live.envs.close()
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -371,5 +372,5 @@ def _not_reproducible(live: LiveEnvs, env: int, what: str) -> ConfigError:
     return ConfigError(
         f"env {env} of {live.game.game} cannot be rebuilt from its seed and actions: {what}; make "
         "the env draw all its randomness from reset(seed=...), or train with "
-        "--set asynchronous=true, which continues with new episodes instead"
+        "asynchronous=true, which continues with new episodes instead"
     )

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.core.names import new_session
+from understudy.core.tensors import Array
+from understudy.nn.heads import Head
 
 Ints = NDArray[np.int64]
 
@@ -87,10 +89,33 @@ class EpisodeSeeds:
         return seeds
 
 
-def noise_rng(root_seed: int, *, env: int, round_no: int) -> np.random.Generator:
-    """Return the generator of one round's noise, for the actor whose first env is `env`."""
-    key = int.from_bytes(_digest(f"noise/{root_seed}/{env}/{round_no}", 16), "little")
+def noise_rng(root_seed: int, *, env: int) -> np.random.Generator:
+    """Return the generator of one env's noise."""
+    key = int.from_bytes(_digest(f"noise/{root_seed}/{env}", 16), "little")
     return np.random.Generator(np.random.Philox(key=key))
+
+
+class RoundNoise:
+    """The noise of envs, by round: the same however envs are divided among actors."""
+
+    def __init__(self, root_seed: int, *, first_env: int, num_envs: int) -> None:
+        self._rngs = [
+            noise_rng(root_seed, env=env) for env in range(first_env, first_env + num_envs)
+        ]
+        self._origins = [rng.bit_generator.state for rng in self._rngs]
+
+    def draw(self, head: Head, steps: int, *, round_no: int) -> Array | None:
+        """Return the noise of a round, float32[steps, envs, ...]; None for a head without noise."""
+        parts = []
+        for rng, origin in zip(self._rngs, self._origins, strict=True):
+            # The round is the highest word of the generator's counter: no two rounds overlap.
+            origin["state"]["counter"][3] = round_no
+            rng.bit_generator.state = origin
+            noise = head.noise(rng, steps)
+            if noise is None:
+                return None
+            parts.append(noise)
+        return np.stack(parts, axis=1)
 
 
 def actor_session(created_ms: int, *, root_seed: int, env: int, incarnation: int) -> uuid.UUID:

@@ -50,6 +50,7 @@ def evaluate(
     seeds = [int(seed) for seed in seeds]
     n = len(seeds)
     live = LiveEnvs(envs, policy.game)
+    live.check_resets("an evaluation, which plays one episode per seed")
     limit = policy.game.max_episode_steps or max_steps
     # An env whose episode ended plays the next seed. If no seed is left, it plays the last one
     # again, and that return is discarded.
@@ -61,7 +62,7 @@ def evaluate(
     seeds_and_last = [*seeds, seeds[-1]]
     live.reset([seeds_and_last[number] for number in episode.tolist()])
     live.keep_stacks(policy.stack)
-    rng = noise_rng(zlib.crc32(repr(seeds).encode()), env=0, round_no=0)
+    rng = noise_rng(zlib.crc32(repr(seeds).encode()), env=0)
     while (episode < n).any():
         live.check_masks()
         noise = None if deterministic else policy.head.noise(rng, live.num_envs)

@@ -27,6 +27,8 @@ from understudy.nn.heads import LOWEST_VALID, masked
 Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 _MAX_ROWS_BYTES = CUT_BYTES - 8 * 1024
+UNKNOWN_SEED = -1
+"""The seed of an episode that a vector env started by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ Ending = tuple[Ints, dict[str, Array], dict[str, Array]]
 
 
 class Cut(NamedTuple):
-    """One chunk to build; `number` counts the chunks of its env, `first` is its first step."""
+    """One chunk to build; `number` counts its env's chunks, `first` its env's steps before it."""
 
     env: int
     number: int
@@ -98,6 +100,8 @@ class Tape:
         self.logp = np.empty(size, np.float32)
         self.terminated = np.empty(size, np.bool_)
         self.truncated = np.empty(size, np.bool_)
+        self.skipped = np.zeros(size, np.bool_)
+        """Steps of the vector env that only reset an env; they have no row."""
 
     def close(self) -> None:
         """Set `ended` and `ends` from what was written; call after the last step."""
@@ -112,10 +116,11 @@ class Tape:
             )
             self.ends = Ends(step, env, np.concatenate(seeds), final_obs, inputs)
 
-    def cuts(self, *, is_first: Flags, version: int, priority: Array | None) -> Iterator[Cut]:
-        """Yield every chunk, env by env; `is_first`, bool[steps, envs], marks first steps."""
-        layout = Layout(self.ended, chunk_steps=self._chunk_steps())
-        columns = self._columns(layout, is_first=is_first)
+    def cuts(self, *, is_open: Flags, version: int, priority: Array | None) -> Iterator[Cut]:
+        """Yield every chunk, env by env; `is_open`, bool[envs]: the tape continues an episode."""
+        layout = Layout(self.ended, skipped=self.skipped, chunk_steps=self._chunk_steps())
+        starts = (self.ended | self.skipped)[:-1]
+        columns = self._columns(layout, is_first=np.concatenate([~is_open[None], starts]))
         is_step = columns["row"] == RowKind.STEP
         columns["version"] = is_step * np.uint32(version)
         columns["by"] = is_step * np.uint8(By.BOT)
@@ -124,37 +129,53 @@ class Tape:
         # For each env, its episodes: the first step (-1 if it was before the tape), the row of that
         # step, and the seed. An episode that starts after the tape has no row; its entry is unused.
         begins = [[(-1, 0, seed)] for seed in self.open_seeds]
-        first = self.ends.step + 1
         envs = self.ends.env
+        first = self.ends.step + 1
+        first += self.skipped[np.minimum(first, self.steps - 1), envs]
         rows = layout.at[np.minimum(first, self.steps - 1), envs]
         of_episodes = (column.tolist() for column in (envs, first, rows, self.ends.next_seed))
         for env, step, row, seed in zip(*of_episodes, strict=True):
             begins[env].append((step, row, seed))
+        firsts = [first for first, _ in layout.chunks]
+        lasts = [last for _, last in layout.chunks]
+        # [chunks][envs]: rows of a chunk, how many of its steps are skipped, and if its first is.
+        starts_at = layout.at[firsts].tolist()
+        stops_at = (layout.at[lasts] + layout.n_rows[lasts]).tolist()
+        n_skipped = np.add.reduceat(self.skipped, firsts, axis=0, dtype=np.int64).tolist()
+        is_late = self.skipped[firsts].tolist()
         for env, episodes in enumerate(begins):
-            for number, (begin, end) in enumerate(layout.chunks):
-                start = int(layout.at[begin, env])
-                stop = int(layout.at[end, env]) + 2
-                notes = [
-                    EpisodeNote(
-                        row=0, seed=[seed for step, _, seed in episodes if step <= begin][-1]
-                    )
-                ]
+            number = 0
+            n_before = 0
+            for chunk, (begin, end) in enumerate(layout.chunks):
+                n_steps = end + 1 - begin - n_skipped[chunk][env]
+                if n_steps == 0:
+                    continue
+                start = starts_at[chunk][env]
+                stop = stops_at[chunk][env]
+                begin += is_late[chunk][env]
+                notes = [(0, [seed for step, _, seed in episodes if step <= begin][-1])]
                 notes += [
-                    EpisodeNote(row=row - start, seed=seed)
-                    for step, row, seed in episodes
-                    if begin < step <= end
+                    (row - start, seed) for step, row, seed in episodes if begin < step <= end
                 ]
-                rows_of_chunk = {name: column[start:stop] for name, column in columns.items()}
-                yield Cut(env, number, begin, end + 1 - begin, rows_of_chunk, tuple(notes))
+                yield Cut(
+                    env,
+                    number,
+                    n_before,
+                    n_steps,
+                    {name: column[start:stop] for name, column in columns.items()},
+                    tuple(EpisodeNote(row=row, seed=_known(seed)) for row, seed in notes),
+                )
+                number += 1
+                n_before += n_steps
 
-    def seeds_ended(self) -> list[int]:
-        """Return the seed of each ended episode, in the order of `ends`."""
+    def seeds_ended(self) -> list[int | None]:
+        """Return the seed of each ended episode, in the order of `ends`; None if unknown."""
         seeds = self.open_seeds.copy()
         ended = []
         for env, next_seed in zip(
             self.ends.env.tolist(), self.ends.next_seed.tolist(), strict=True
         ):
-            ended.append(seeds[env])
+            ended.append(_known(seeds[env]))
             seeds[env] = next_seed
         return ended
 
@@ -198,10 +219,14 @@ class Tape:
         return steps
 
 
+def _known(seed: int) -> int | None:
+    return None if seed == UNKNOWN_SEED else seed
+
+
 class Layout:
     """Maps steps to rows, in columns with all rows of env 0, then those of env 1, and so on."""
 
-    def __init__(self, ended: Flags, *, chunk_steps: int) -> None:
+    def __init__(self, ended: Flags, *, skipped: Flags, chunk_steps: int) -> None:
         n_steps, num_envs = ended.shape
         self.chunks = [
             (first, min(first + chunk_steps, n_steps) - 1)
@@ -210,17 +235,21 @@ class Layout:
         """First and last step of each chunk; the same for every env."""
         self.closes = ended.copy()  # [steps, envs], where a final or bootstrap row follows
         self.closes[[last for _, last in self.chunks]] = True
-        n_behind = np.cumsum(self.closes, 0)
-        per_env = n_steps + n_behind[-1]
+        self.closes &= ~skipped
+        self.n_rows = np.where(skipped, 0, 1 + self.closes)
+        """[steps, envs], how many rows each step has: itself, and a row behind it."""
+        n_so_far = np.cumsum(self.n_rows, 0)
+        per_env = n_so_far[-1]
         start = np.cumsum(per_env) - per_env
-        self.at: Ints = start + np.arange(n_steps)[:, None] + n_behind - self.closes
-        """[steps, envs], the row of each step."""
+        self.at: Ints = start + n_so_far - self.n_rows
+        """[steps, envs], the row of each step; of a skipped one, the next row."""
         self.behind: Ints = self.at[self.closes] + 1
         """The final and bootstrap rows, in the order of `closes`."""
         self.source = np.empty(int(per_env.sum()), np.int64)
         """[rows], the index of the observation in each row: step * envs + env."""
         moments = np.arange(n_steps * num_envs)
-        self.source[self.at.ravel()] = moments
+        is_step = ~skipped.ravel()
+        self.source[self.at.ravel()[is_step]] = moments[is_step]
         self.source[self.behind] = moments[self.closes.ravel()] + num_envs
 
     def step_rows(self, column: Array) -> Array:
@@ -251,9 +280,16 @@ class EpisodeProgress:
 
 
 def track_episodes(
-    reward: NDArray[np.float64], ended: Flags, before: EpisodeProgress
+    reward: NDArray[np.float64],
+    ended: Flags,
+    before: EpisodeProgress,
+    *,
+    skipped: Flags | None = None,
 ) -> tuple[EpisodeProgress, NDArray[np.float64], Ints]:
-    """Return the progress after these steps, and the returns and lengths of ended episodes."""
+    """Return the progress after these steps, and the returns and lengths of ended episodes.
+
+    `skipped` steps do not count; their rewards must be 0.
+    """
     n_steps, num_envs = reward.shape
     rewards = reward.T.flatten()  # env after env; a copy, since it is changed here
     ends = ended.T.ravel()
@@ -266,6 +302,8 @@ def track_episodes(
     last = np.append(starts[1:], len(rewards)) - 1
     returns = np.add.reduceat(rewards, starts)
     lengths = last + 1 - starts
+    if skipped is not None:
+        lengths -= np.add.reduceat(skipped.T.ravel(), starts, dtype=np.int64)
     lengths[np.searchsorted(starts, first)] += before.length
     has_ended = ends[last]
     of_env = starts // n_steps

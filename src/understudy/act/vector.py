@@ -2,18 +2,20 @@
 
 import copy
 import difflib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import DependencyNotInstalled
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from understudy.act.rally import SPEC as RALLY_SPEC
 from understudy.act.rally import RallyVector
 from understudy.act.vector_envs import (
-    CARTPOLE,
+    CARTPOLES,
     MASK,
     CartPoleVector,
     PlainEnvs,
@@ -31,9 +33,11 @@ Envs = VectorEnv[Any, Any, Any]
 Wrap = Callable[[Env], Env]
 BUILTIN_GAMES = {RALLY: RALLY_SPEC}
 """Built-in games that are not registered in Gymnasium, by id."""
-Game = str | Callable[[], Env] | Env | Envs
+Game = str | Callable[..., Env | Envs] | Env | Envs
 _IGNORED = ("_np_random_seed", "_cached_spec")
 """Attributes that Gymnasium sets itself and that do not affect the env."""
+_OF_MAKE_VEC = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
+"""Arguments that `gymnasium.make_vec` adds to those of an env in a spec."""
 
 
 def make_envs(
@@ -44,36 +48,36 @@ def make_envs(
     wrappers: Sequence[str | Wrap] = (),
     frame_skip: int = 1,
     builtin: bool = True,
+    may_autoreset: bool = False,
 ) -> Envs:
     """Return `num_envs` envs that are stepped together.
 
-    `game` is an id, a function that creates an env, an env to copy, or a vector env, which is
-    returned unchanged. Wrappers (`"module:Class"` or functions) are applied in order, on top of the
-    frame skip; the attribute `raw_reward` of the envs has the rewards below them, and below a
-    NormalizeReward that the game itself applies. With `builtin=False`, single envs are used even if
-    understudy has a vectorized version of the game.
+    `game` is an id, a function that creates an env, an env to copy, a vector env, which is returned
+    unchanged, or a function with a parameter `num_envs` that creates a vector env. Vector envs that
+    reset themselves are rejected unless `may_autoreset`. Wrappers (`"module:Class"` or functions)
+    are applied in order, on top of the frame skip; the attribute `raw_reward` of the envs has the
+    rewards below them, and below a NormalizeReward that the game itself applies. With
+    `builtin=False`, single envs are used even if understudy has a vectorized version of the game.
     """
     if num_envs < 1 or frame_skip < 1:
         raise ConfigError(
             f"num_envs is {num_envs} and frame_skip {frame_skip}; use integers of at least 1"
         )
-    if isinstance(game, VectorEnv):
-        mode = game.metadata.get("autoreset_mode")
-        if mode is not AutoresetMode.DISABLED:
-            raise ConfigError(
-                f"the vector env resets its envs itself ({mode}); create it with "
-                "autoreset_mode=AutoresetMode.DISABLED"
-            )
-        if game.num_envs != num_envs or env_kwargs or wrappers or frame_skip > 1:
-            raise ConfigError(
-                f"a vector env is used unchanged: this one has {game.num_envs} envs, and num_envs "
-                f"is {num_envs}; use num_envs={game.num_envs}, and apply env_kwargs, wrappers and "
-                "frame skip where you create it"
-            )
-        return game
+    if is_vector(game):
+        envs: Any = game
+        if is_created := not isinstance(game, VectorEnv):
+            envs = envs(num_envs=num_envs, **(env_kwargs or {}))
+        try:
+            is_changed = bool(wrappers or frame_skip > 1 or (env_kwargs and not is_created))
+            _check_vector(envs, num_envs, is_changed=is_changed, may_autoreset=may_autoreset)
+        except ConfigError:
+            if is_created and hasattr(envs, "close"):
+                envs.close()
+            raise
+        return envs  # type: ignore[no-any-return]
     if builtin and not wrappers and frame_skip == 1:
-        if game == CARTPOLE and not env_kwargs:
-            return CartPoleVector(num_envs)
+        if isinstance(game, str) and game in CARTPOLES and not env_kwargs:
+            return CartPoleVector(num_envs, game=game)
         if game == RALLY and (env_kwargs or {}).keys() <= {"opponent", "seat"}:
             return RallyVector(num_envs, **(env_kwargs or {}))
     make = _maker(game, dict(env_kwargs or {}))
@@ -100,6 +104,95 @@ def make_envs(
         return env
 
     return PlainEnvs(make_wrapped, num_envs)
+
+
+_TRAIN_ONLY = "train:"
+
+
+def is_train_only(wrapper: Any) -> bool:
+    """Whether it is `train:module:Class`; `train:Class` is a class of a module called train."""
+    return isinstance(wrapper, str) and wrapper.startswith(_TRAIN_ONLY) and wrapper.count(":") > 1
+
+
+def wrappers_of(wrappers: Sequence[Any], *, is_training: bool) -> list[Any]:
+    """Those around the envs of training or of evaluations, as `make_envs` accepts them."""
+    return [
+        wrapper.removeprefix(_TRAIN_ONLY) if is_train_only(wrapper) else wrapper
+        for wrapper in wrappers
+        if is_training or not is_train_only(wrapper)
+    ]
+
+
+def is_vector(game: Any) -> bool:
+    """Whether `game` is a vector env, or a function with a parameter `num_envs`."""
+    if isinstance(game, VectorEnv):
+        return True
+    try:
+        return callable(game) and "num_envs" in inspect.signature(game).parameters
+    except (TypeError, ValueError):  # some functions of C have no signature
+        return False
+
+
+def _check_vector(envs: Any, num_envs: int, *, is_changed: bool, may_autoreset: bool) -> None:
+    name = type(envs).__name__
+    if not isinstance(envs, VectorEnv):
+        raise ConfigError(
+            f"the function of num_envs returned a {name}; return a gymnasium.vector.VectorEnv, or "
+            "give a function without num_envs that creates one env"
+        )
+    mode = envs.metadata.get("autoreset_mode")
+    if not isinstance(mode, AutoresetMode):
+        raise ConfigError(
+            f"the metadata of the vector env {name} has autoreset_mode {mode!r}, so steps across a "
+            "reset cannot be recognized; set its metadata['autoreset_mode'] to the AutoresetMode "
+            "of gymnasium.vector that it implements"
+        )
+    if mode is not AutoresetMode.DISABLED and not may_autoreset:
+        raise ConfigError(
+            f"the vector env resets its envs itself ({mode}); create it with "
+            "autoreset_mode=AutoresetMode.DISABLED"
+        )
+    if envs.num_envs != num_envs or is_changed:
+        raise ConfigError(
+            f"a vector env is used unchanged: this one has {envs.num_envs} envs, and {num_envs} "
+            "were requested; request as many as it has, return as many as the function's num_envs "
+            "says, and apply env_kwargs, wrappers and frame skip where you create it"
+        )
+
+
+def single_game(envs: Envs) -> Env | Callable[[], Env]:
+    """Return single envs like those of a vector env, as a game for `make_envs`.
+
+    It is a copy of the first env of a SyncVectorEnv or, if there is none or it cannot be copied,
+    what the spec creates. ConfigError if neither exists, or if wrappers surround all envs together.
+    """
+    name = type(envs).__name__
+    if isinstance(envs, VectorWrapper):
+        raise ConfigError(
+            f"the wrapper {name} surrounds a vector env and cannot be applied to single envs; "
+            "apply wrappers to each env where you create it"
+        )
+    spec = envs.spec
+    if isinstance(envs, SyncVectorEnv):
+        try:
+            return copy_env(envs.envs[0])
+        except ConfigError:
+            spec = envs.envs[0].spec
+    if not isinstance(spec, EnvSpec):
+        raise ConfigError(
+            f"the vector env {name} has no spec of Gymnasium that creates single envs; create it "
+            "with gymnasium.make_vec, or evaluate the run afterwards with an env of the same "
+            "spaces: evaluate_run(folder, game=env)"
+        )
+    if spec.kwargs.get("wrappers"):
+        raise ConfigError(
+            f"the spec of the vector env {name} does not have its wrappers; create it with "
+            "vectorization_mode='sync'"
+        )
+    spec = copy.deepcopy(spec)
+    spec.kwargs = {name: value for name, value in spec.kwargs.items() if name not in _OF_MAKE_VEC}
+    limit = spec.kwargs.pop("max_episode_steps", spec.max_episode_steps)
+    return lambda: gymnasium.make(spec, max_episode_steps=limit, disable_env_checker=True)
 
 
 def game_of(envs: Envs, *, name: str | None = None) -> GameSpec:
@@ -229,11 +322,11 @@ def obs_splitter(game: GameSpec) -> Callable[[Any], dict[str, np.ndarray[Any, An
     """Return a function that splits batched observations into the columns of the game's spec."""
     if set(game.obs) == {""}:
         return lambda obs: {"obs": obs}
-    paths = {name: name.split(".")[1:] for name in game.obs_columns}
+    return lambda obs: {name: obs_part(obs, name) for name in game.obs_columns}
 
-    def at(obs: Any, keys: Sequence[str]) -> Any:
-        for key in keys:
-            obs = obs[key] if isinstance(obs, Mapping) and key in obs else obs[int(key)]
-        return obs
 
-    return lambda obs: {name: at(obs, keys) for name, keys in paths.items()}
+def obs_part(obs: Any, column: str) -> Any:
+    """Return the part of an observation that a column of the game's spec has."""
+    for key in column.split(".")[1:]:
+        obs = obs[key] if isinstance(obs, Mapping) and key in obs else obs[int(key)]
+    return obs

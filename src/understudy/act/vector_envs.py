@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, concatenate, iterate
 from numpy.typing import NDArray
 
@@ -21,7 +21,8 @@ Seed = int | Sequence[int | None] | None
 
 MASK = "action_mask"
 """The key of the action mask in an env's info."""
-CARTPOLE = "CartPole-v1"
+CARTPOLES = ("CartPole-v0", "CartPole-v1")
+"""CartPole with a limit of 200 or of 500 steps."""
 
 
 class RawReward(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -111,20 +112,20 @@ class PlainEnvs(SyncVectorEnv):
         return deepcopy(self._observations)
 
 
-def layers_of(env: gymnasium.Env[Any, Any]) -> Iterator[gymnasium.Env[Any, Any]]:
-    """Yield an env's wrappers, outermost first, and the env inside them."""
-    while isinstance(env, gymnasium.Wrapper):
+def layers_of(env: Any) -> Iterator[Any]:
+    """Yield the wrappers of an env or vector env, outermost first, and the env inside them."""
+    while isinstance(env, gymnasium.Wrapper | VectorWrapper):
         yield env
         env = env.env
     yield env
 
 
 class CartPoleVector(VectorEnv[Any, Any, Any]):
-    """Many CartPole-v1 envs in NumPy, bit-identical to Gymnasium's single env."""
+    """Many CartPole envs in NumPy, bit-identical to Gymnasium's single env."""
 
-    def __init__(self, num_envs: int) -> None:
+    def __init__(self, num_envs: int, *, game: str = CARTPOLES[-1]) -> None:
         self.num_envs = checked_num_envs(num_envs)
-        self.spec = gymnasium.spec(CARTPOLE)
+        self.spec = gymnasium.spec(game)
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}
         self.render_mode = None
         high = np.array(
@@ -135,6 +136,7 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._carts = cartpole.Carts(num_envs)
+        self._max_steps = self.spec.max_episode_steps or cartpole.MAX_EPISODE_STEPS
         self._rewards = np.ones(num_envs)
         self._elapsed = np.zeros(num_envs, np.int64)
         self._first = np.zeros((4, 0))
@@ -168,7 +170,7 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
             self._obs(),
             self._rewards.copy(),
             terminated,
-            self._elapsed >= cartpole.MAX_EPISODE_STEPS,
+            self._elapsed >= self._max_steps,
             {},
         )
 

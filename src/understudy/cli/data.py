@@ -411,7 +411,7 @@ def forget(
         before = "check the name"
         if times:
             at = time.strftime("%Y-%m-%d %H:%M", time.localtime(fields["forgotten_before_s"]))
-            before = f"it was forgotten before, at {at}"
+            before = f"the same name was requested before, at {at}"
         out.print(
             f"no steps of {escape(player)} exist in {joined(fields['games'])}, so none were "
             f"erased; {before}",

@@ -78,7 +78,13 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
     stop = threading.Event()
     config = _config(data_text, flags)
     log_to_stderr(as_json=not out.is_terminal)
-    data.root.mkdir(parents=True, exist_ok=True)
+    if config.stream.url:
+        data.root.mkdir(parents=True, exist_ok=True)
+    elif not data.root.is_dir():
+        raise ConfigError(
+            f"{data.root} does not exist, so it has no stream to store; pass the folder of the "
+            "recorded steps with --data, or create it first if a game is to record into it"
+        )
     if not until_empty:
         _stop_on_signals(stop)  # before the store opens, so that an early stop drains, too
     with open_ingest(config.folder, config) as role:

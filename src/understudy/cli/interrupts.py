@@ -2,16 +2,18 @@
 
 import _thread
 import contextlib
+import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 INTERRUPTED = 130
 _AGAIN_S = 0.05
-_SERVES = ({"up"}, {"ingest"}, {"play", "--web"})
+_HELD = b"\nstopping after this round, with a checkpoint; stop at once with another Ctrl-C\n"
+_SERVES = ({"up"}, {"ingest"}, {"play", "--web"}, {"worker"})
 """Commands that run until they are stopped: SIGTERM is a normal end, even during startup."""
 
 
@@ -61,6 +63,7 @@ class Interrupts:
     def __init__(self, *, hurry: Callable[[], None] | None = None) -> None:
         """Signals after the first call `hurry`, if set, and do not raise, so cleanup completes."""
         self._number = 0
+        self._is_held = False
         self._hurry = hurry
         self._before: Mapping[int, Any] = {}
 
@@ -71,6 +74,11 @@ class Interrupts:
         return self
 
     def _handle(self, number: int, _frame: object) -> None:
+        if self._is_held and not self._number:
+            self._number = number
+            with contextlib.suppress(OSError):  # not print: the signal may have interrupted one
+                os.write(2, _HELD)
+            return
         if self._number and self._hurry is not None:
             self._hurry()
             return
@@ -86,9 +94,19 @@ class Interrupts:
         timer.start()
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if a stop signal was received."""
-        if self._number:
+        """Raise KeyboardInterrupt if a stop signal was received, unless it is held back."""
+        if self._number and not self._is_held:
             raise StopSignal(self._number)
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Let a block complete: the first signal is raised at its end, a second one at once."""
+        self._is_held = not self._number
+        try:
+            yield
+        finally:
+            self._is_held = False
+        self.check()
 
     def __exit__(
         self,

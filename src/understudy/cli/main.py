@@ -1,5 +1,6 @@
 """Entry point of the `understudy` command; reports a missing platform extra."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -31,6 +32,11 @@ def _main() -> int:
         from understudy.cli.root import run
 
     code = run(sys.argv[1:])
+    if "--json" in sys.argv:
+        # The JSON is printed; a game may still print while the interpreter ends.
+        sys.stdout = sys.stderr
+        with contextlib.suppress(OSError):
+            os.dup2(2, 1)
     if code == INTERRUPTED:
         # Cleanup is complete: ignore further Ctrl-C.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

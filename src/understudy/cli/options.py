@@ -5,10 +5,10 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -19,12 +19,15 @@ from rich.table import Table
 
 from understudy.core.errors import ConfigError
 from understudy.core.plural import plural
+from understudy.core.settings import parse_value
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 State = TypeVar("State")
 _UNLIMITED = 10_000
 """Columns in which every table fits."""
 PATH = click.Path(path_type=Path)
+_json_out: TextIO | None = None
+"""Where `print_json` prints while `only_json` reserves standard output."""
 
 
 def examples(*lines: str) -> str:
@@ -145,11 +148,46 @@ def live_view(
         yield lambda state: live.update(draw(state))
 
 
+@contextmanager
+def only_json() -> Iterator[None]:
+    """Reserve standard output for `print_json`; everything else is printed to standard error.
+
+    That includes what games, C libraries and processes that are started in the block print.
+    """
+    global _json_out
+    ours = sys.stdout
+    if ours is None:  # closed by the caller
+        yield
+        return
+    ours.flush()
+    with ExitStack() as opened:
+        opened.callback(setattr, sys.modules[__name__], "_json_out", None)
+        _json_out = ours
+        with suppress(OSError, ValueError):  # standard output is closed, or not a file
+            copy = os.dup(1)
+            opened.callback(os.close, copy)
+            if ours.fileno() == 1:
+                _json_out = os.fdopen(copy, "w", encoding="utf-8", closefd=False)
+        with suppress(OSError, ValueError):
+            os.dup2(2, 1)
+            opened.callback(os.dup2, copy, 1)
+        opened.callback(ours.flush)  # into standard error
+        opened.enter_context(redirect_stdout(sys.stderr))
+        yield
+
+
+def print_json(fields: Mapping[str, Any]) -> None:
+    """Print one JSON object as a line of standard output."""
+    out = _json_out or sys.stdout
+    if out is not None:
+        out.write(json.dumps(fields) + "\n")
+        out.flush()
+
+
 def finish(fields: Mapping[str, Any], *, as_json: bool, code: int = 0) -> int:
     """Print the JSON object if requested, and return the exit code."""
     if as_json:
-        sys.stdout.write(json.dumps(fields) + "\n")
-        sys.stdout.flush()
+        print_json(fields)
     return code
 
 
@@ -166,6 +204,22 @@ def json_object(text: str, flag: str) -> dict[str, Any]:
             f"{flag} is {value!r}; give a JSON object such as '{{\"render_mode\": null}}'"
         )
     return value
+
+
+def setting_pairs(sets: Sequence[str]) -> dict[str, Any]:
+    """The values of --set by name; ConfigError if a name is given twice."""
+    texts: dict[str, str] = {}
+    for text in sets:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise ConfigError(f"--set is {text!r}; give NAME=VALUE, such as learning_rate=0.001")
+        if name in texts:
+            raise ConfigError(
+                f"--set {name} is given twice, as {texts[name]!r} and {value!r}; give it once"
+            )
+        texts[name] = value
+    return {name: parse_value(value) for name, value in texts.items()}
 
 
 def format_count(number: float) -> str:

@@ -2,9 +2,7 @@
 
 import contextlib
 import dataclasses
-import json
 import signal
-import sys
 import tempfile
 import time
 import webbrowser
@@ -35,6 +33,7 @@ from understudy.cli.options import (
     finish,
     import_from_here,
     json_object,
+    print_json,
 )
 from understudy.cli.up import StopRequest
 from understudy.core.errors import ConfigError, UnderstudyError
@@ -319,11 +318,8 @@ def _play_web(data_text: str | None, game: str, *, bot: str, opens: bool, as_jso
         def announce(url: str) -> None:
             address = page_address(url, game, key=key, bot=model)
             if as_json:
-                sys.stdout.write(
-                    json.dumps({"url": browser_url(url), "game": game, "key": key, "page": address})
-                    + "\n"
-                )
-                sys.stdout.flush()
+                page = {"url": browser_url(url), "game": game, "key": key, "page": address}
+                print_json(page)
             out.print(f"play {game} at\n\n  {escape(address)}\n", soft_wrap=True)
             if others := network_url_text(url, config.gateway.hosts):
                 out.print(f"[dim]{escape(others)}[/]", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import importlib
 import platform
 import signal
@@ -13,7 +14,7 @@ import click
 
 import understudy
 from understudy.cli.interrupts import Interrupts, interrupted, raise_stop_signal, stop_signals
-from understudy.cli.options import examples, finish, json_option, results
+from understudy.cli.options import examples, finish, json_option, only_json, results
 from understudy.core.errors import ConfigError, Corrupt, UnderstudyError
 from understudy.experience.chunk import CHUNK_FORMAT
 from understudy.experience.frame import VERSION
@@ -51,8 +52,10 @@ _COMMANDS = {
     "store": ("understudy.cli.backends:store", "create a Cassandra store, or change its retention"),
     "stream": ("understudy.cli.backends:stream", "create a Kinesis stream or Kafka topic"),
     "train": ("understudy.cli.train:train", "train a policy on a game, or on recorded data"),
+    "tune": ("understudy.cli.tune:tune", "search the settings of a training for the best ones"),
     "up": ("understudy.cli.up:up", "run the platform: gateway, ingest, learner"),
     "version": ("understudy.cli.root:version", "print versions"),
+    "worker": ("understudy.cli.worker:worker", "play for a learner on another machine"),
 }
 
 
@@ -133,7 +136,8 @@ def run(arguments: Sequence[str]) -> int:
         if number != signal.SIGINT:
             signal.signal(number, raise_stop_signal)
     try:
-        code = root.main(args=list(arguments), prog_name="understudy", standalone_mode=False)
+        with only_json() if "--json" in arguments else contextlib.nullcontext():
+            code = root.main(args=list(arguments), prog_name="understudy", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (click.exceptions.Abort, KeyboardInterrupt) as error:
         return interrupted(error, arguments)
@@ -157,6 +161,11 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, sqlite3.Error):
             message = (
                 f"cannot read the store's database: {error}; next: understudy doctor --data DIR"
+            )
+        elif isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            message = (
+                f"{error}; raise the limit of open files in the shell first, such as with: "
+                "ulimit -n 4096"
             )
         elif isinstance(error, OSError):
             message = f"{error}; check that the path is correct, readable and writable"

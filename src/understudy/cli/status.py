@@ -78,8 +78,8 @@ def _print(out: Console, fields: dict[str, Any]) -> None:
         _print_game(out, game)
         _print_schedule(out, game, schedules)
         for problem in ("forgotten", "gave_up"):
-            if game.get(problem):
-                _print_line(out, game[problem], indent="  ", style="red")
+            for line in game.get(problem, "").splitlines():
+                _print_line(out, line, indent="  ", style="red")
     for advice in fields["next"]:
         # Not wrapped, since it names commands to copy.
         out.print(f"[yellow]![/] {escape(advice)}", soft_wrap=True)
@@ -134,6 +134,8 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
     )
     _print_line(out, f"{name}: {count_of(game['steps'], 'step')}, {models}", first_style="bold")
     lines = _schemas(game)
+    if game.get("canary_waits"):
+        lines.append(game["canary_waits"])
     if game.get("why"):
         phase = f"{game['phase']}, " if game["phase"] else ""
         lines.append(f"{phase}{game['doing']}: {game['why']}")
@@ -364,6 +366,7 @@ def _shown(report: dict[str, Any]) -> dict[str, Any]:
         "canary_episodes",
         "canary_evidence",
         "canary_margin",
+        "canary_waits",
         "not_compared",
         "people",
         "returns",

@@ -26,11 +26,12 @@ from understudy.cli.options import (
     json_object,
     json_option,
     results,
+    setting_pairs,
 )
 from understudy.cli.training_view import RunProgress, format_duration, run_view
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull
-from understudy.core.settings import parse_value
 from understudy.nn.network import ACTIVATIONS
+from understudy.replay import REPLAYS
 from understudy.training.events import Event
 
 _STEPS = (
@@ -49,6 +50,9 @@ _UNTIL = (
         "understudy train CartPole-v1",
         "understudy train CartPole-v1 --algorithm dqn --seed 0 --until 475 --out R --json",
         "understudy train Pendulum-v1 --set learning_rate=3e-4 --network 256,256 --steps 200000",
+        "understudy train CartPole-v1 --algorithm dqn --engine process --actors 2",
+        "understudy train CartPole-v1 --algorithm dqn --engine ray --actors 2 --address auto",
+        "understudy train CartPole-v1 --algorithm dqn --engine workers --listen 127.0.0.1:4444",
         "understudy train Pendulum-v1 --wrapper gymnasium.wrappers:NormalizeReward",
         "understudy train CartPole-v1 --algorithm iql --from-store D",
         "understudy train --resume --out R",
@@ -113,12 +117,44 @@ _UNTIL = (
     help="Learn from a data folder instead of playing the game.",
 )
 @click.option(
+    "--engine",
+    metavar="NAME",
+    help="Where actors play: `inline`, in this process (default), each in a `process`, on `ray`, "
+    "or as `workers` that join over HTTP (understudy worker --help).",
+)
+@click.option(
+    "--address",
+    metavar="HOST:PORT",
+    help="With --engine ray: the cluster, or `auto` (default: a Ray that ends with the run).",
+)
+@click.option(
+    "--actors", type=int, metavar="N", help="Actors that the envs are divided among (default 1)."
+)
+@click.option("--listen", metavar="HOST:PORT", help="Where workers join (default 127.0.0.1:4444).")
+@click.option("--certificate", type=PATH, metavar="FILE", help="TLS certificate for workers (PEM).")
+@click.option("--certificate-key", type=PATH, metavar="FILE", help="Its private key (PEM).")
+@click.option(
+    "--insecure", is_flag=True, help="Allow workers on other machines to connect without TLS."
+)
+@click.option(
+    "--key-file",
+    type=PATH,
+    metavar="FILE",
+    help="The workers' key (default: the variable UNDERSTUDY_WORKER_KEY, else RUN/worker.key, "
+    "which is created).",
+)
+@click.option(
     "--out", type=PATH, metavar="DIR", help="The run folder (default: runs/GAME-ALGORITHM-N)."
 )
 @click.option(
     "--resume",
     is_flag=True,
     help="Resume the run in --out; give more --steps or --until to train beyond its end.",
+)
+@click.option(
+    "--keep-history",
+    is_flag=True,
+    help="Keep everything that was played in RUN/store, not only what a resume may need.",
 )
 @click.option(
     "--video", default=0, metavar="N", help="Record N episodes of the best policy to RUN/videos."
@@ -147,7 +183,8 @@ def train(
     """Train a policy on GAME (any Gymnasium id) until it is solved or its steps are done.
 
     The run folder contains the settings, checkpoints, the learning curve as CSV and PNG, and the
-    best and the last policy. A run can be killed at any moment and resumed with --resume.
+    best and the last policy. A run can be killed at any moment and resumed with --resume;
+    Ctrl-C saves a checkpoint first.
     """
     import_from_here()
     if is_list:
@@ -164,7 +201,7 @@ def train(
             "no game given; give a Gymnasium id: understudy train CartPole-v1 (see --help)"
         )
     options |= {
-        "settings": dict(map(_pair, sets)),
+        "settings": setting_pairs(sets),
         "env_kwargs": json_object(env_kwargs, "--env-kwargs"),
     }
     out = console(as_json=as_json)
@@ -203,18 +240,42 @@ def _trained(
 
         common = {**options, "on_event": on_event}
         seeds = common.pop("seeds")
-        eval_every = common.pop("eval_every")
-        if eval_every is not None:
-            common["settings"] = {**common["settings"], "eval_every": eval_every}
+        for name in ("eval_every", "actors", "keep_history"):
+            value = common.pop(name)
+            if value is None or value is False:
+                continue
+            if name in common["settings"]:
+                raise ConfigError(
+                    f"{name} is set twice: by --{name.replace('_', '-')} and by --set; omit one of "
+                    "the two"
+                )
+            common["settings"] = {**common["settings"], name: value}
+        common["listen"] = _listen(common)
         names = [field.name for field in dataclasses.fields(TrainOptions) if field.name in common]
         common["options"] = TrainOptions(
-            on_warning=warn, started_s=began_s, **{name: common.pop(name) for name in names}
+            on_warning=warn,
+            started_s=began_s,
+            hold_interrupts=interrupts.hold,
+            **{name: common.pop(name) for name in names},
         )
         return (
             train_one(game, **common).result
             if seeds is None
             else train_seeds(game, seeds=seeds, **common).result
         )
+
+
+def _listen(options: dict[str, Any]) -> Any:
+    """Where workers join, from the options that say so; None if there are none."""
+    address = options.pop("listen")
+    names = ("certificate", "certificate_key", "insecure", "key_file")
+    fields = {name: value for name in names if (value := options.pop(name))}
+    if address is not None:
+        # Imported late: it imports the workers' code.
+        from understudy.training.train import listen_fields
+
+        fields |= listen_fields(address)
+    return fields or None
 
 
 def process_age_s() -> float:
@@ -225,13 +286,6 @@ def process_age_s() -> float:
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
     except (OSError, ValueError, IndexError, AttributeError):
         return max(0.0, time.process_time())
-
-
-def _pair(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise ConfigError(f"--set is {text!r}; give NAME=VALUE, such as learning_rate=0.001")
-    return name.strip(), parse_value(value)
 
 
 def _stopped(progress: RunProgress, seeds: int | None) -> dict[str, Any]:
@@ -347,6 +401,7 @@ def _listed(algorithm: str | None) -> dict[str, Any]:
         RunPart,
         algorithm_class,
         describe_algorithm,
+        preset_families,
         preset_names,
     )
 
@@ -366,6 +421,7 @@ def _listed(algorithm: str | None) -> dict[str, Any]:
         "run": _settings_of(RunPart),
         "learner": _settings_of(LearnerPart),
         "presets": preset_names(),
+        "preset_families": preset_families(),
     }
 
 
@@ -375,6 +431,7 @@ _OTHERS = {
     "symmetry": "mirror images of such a grid to learn from: 'rows 1,0,2,3; columns 0,1,3,2'",
     "network": "a custom network (in Python)",
     "activation": f"activation after each layer: {', '.join(ACTIVATIONS)}",
+    "replay": f"where steps are drawn from: {', '.join(REPLAYS)} or module:Class",
     "until": "the return at which a run is solved (--until)",
 }
 """Descriptions of settings without a range."""
@@ -415,7 +472,11 @@ def _show_list(out: Console, fields: Mapping[str, Any]) -> None:
     out.print("[bold]every algorithm[/]")
     _show_rows(out, fields["run"], note="the run")
     _show_rows(out, fields["learner"], note="the learner; only for algorithms with a replay")
+    families = ", ".join(fields["preset_families"])
     out.print(f"presets: {', '.join(fields['presets'])}", soft_wrap=True)
+    out.print(
+        f"         or, for the kind of game, one of {families}: --preset apex", soft_wrap=True
+    )
     out.print("change one with --set NAME=VALUE, several with --config FILE", soft_wrap=True)
     out.print(
         "a preset changes some of these defaults; RUN/preset.toml has the settings of a run",

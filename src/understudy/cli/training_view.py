@@ -12,7 +12,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.cli.options import count_of, format_count
+from understudy.cli.options import count_of, format_count, format_size
+from understudy.ports import TeamReport
 from understudy.training.events import (
     Compiling,
     EpisodeEnded,
@@ -23,6 +24,8 @@ from understudy.training.events import (
     OnEvent,
     Started,
     Update,
+    WorkerEvaluation,
+    WorkersReport,
 )
 
 _LINE_EVERY_S = 5.0
@@ -47,6 +50,9 @@ class RunProgress:
         self.replay_ratio = 0.0
         self.is_compiling = False
         self.evaluation: Evaluation | None = None
+        self.team: TeamReport | None = None
+        """The last report of the run's workers."""
+        self.worker_evaluation: WorkerEvaluation | None = None
         self._recent: deque[float] = deque(maxlen=100)
         self._history: deque[tuple[float, int, int]] = deque()
         self.guards: Counter[str] = Counter()
@@ -76,6 +82,10 @@ class RunProgress:
                 self.evaluation = event
             case Guarded():
                 self.guards[_kind(event)] += 1
+            case WorkersReport():
+                self.team = event.report
+            case WorkerEvaluation():
+                self.worker_evaluation = event
 
     @property
     def unit(self) -> str:
@@ -115,10 +125,15 @@ class RunProgress:
 def run_view(out: Console, progress: RunProgress) -> Iterator[OnEvent]:
     """Yield an event handler that shows a run; `progress` receives every event first."""
     next_s = 0.0
+    has_workers = True
 
     def handle_event(event: Event) -> None:
-        nonlocal next_s
+        nonlocal next_s, has_workers
         progress.handle_event(event)
+        if isinstance(event, WorkersReport) and has_workers != any(event.report.workers.values()):
+            has_workers = not has_workers
+            if not has_workers:
+                out.print("waiting for workers ...", soft_wrap=True)
         is_news = not isinstance(event, Guarded) or progress.times_guarded(event) <= _GUARDS_SHOWN
         if isinstance(event, Started | Guarded) and is_news:
             out.print(_message(event, progress), soft_wrap=not out.is_terminal)
@@ -160,13 +175,18 @@ def _message(event: Started | Guarded, progress: RunProgress) -> str:
         )
         if event.init_from is not None and not resumed:
             message += f"\n{escape(init_from_line(event.init_from))}"
+        if event.worker_command:
+            message += (
+                f"\nworkers join with: {escape(event.worker_command)}\n"
+                f"their key is in {escape(event.worker_key)}"
+            )
         if event.cut_schedules:
             message += f"\n{escape(cut_schedules_line(event, progress.unit))}"
         return message
     message = f"[yellow]guarded[/] {at}: {escape(event.what)} {' '.join(event.chunks)}".rstrip()
     if progress.times_guarded(event) == _GUARDS_SHOWN:
         message += (
-            "\n[yellow]guarded[/] further ones of this kind are only counted; "
+            "\n[yellow]guarded[/]: more messages of this kind are not shown; "
             f"{_guarded_csv(progress)} lists them all"
         )
     return message
@@ -241,11 +261,25 @@ def progress_line(progress: RunProgress) -> str:
     if progress.evaluation is not None:
         parts.append(f"return {format_return(progress.evaluation)}")
     parts += [f"lag {progress.lag_versions}, replay ratio {progress.replay_ratio:.1f}"]
+    if progress.team is not None:
+        parts.append(_team_text(progress.team))
     if guards := progress.guards.total():
         parts.append(f"guarded {count_of(guards, 'time')}")
     if progress.remaining_s:
         parts.append(f"{format_duration(progress.remaining_s)} left at most")
     return "; ".join(parts)
+
+
+def _workers_text(team: TeamReport) -> str:
+    return f"{team.workers['train']} train, {team.workers['evaluate']} evaluate"
+
+
+def _team_text(team: TeamReport) -> str:
+    return (
+        f"workers {_workers_text(team)}, {team.chunks_s:.0f} chunks/s, handling "
+        f"{1000 * team.handling_s:.0f} ms, learner load {team.learner_load:.0%}, queue "
+        f"{format_size(team.queue_bytes)}"
+    )
 
 
 def progress_table(progress: RunProgress) -> Table:
@@ -276,6 +310,15 @@ def progress_table(progress: RunProgress) -> Table:
     if progress.train_return is not None:
         table.add_row("while training", f"{progress.train_return:.1f}", "[dim]last 100 episodes[/]")
     table.add_row("replay ratio", f"{progress.replay_ratio:.1f}", f"lag {progress.lag_versions}")
+    if (team := progress.team) is not None:
+        table.add_row("workers", _workers_text(team), f"{team.steps_s:.0f} steps/s arrive")
+        table.add_row(
+            "handling", f"{1000 * team.handling_s:.0f} ms", f"queue {format_size(team.queue_bytes)}"
+        )
+        table.add_row("learner load", f"{team.learner_load:.0%}", f"lag {team.lag_versions}")
+    if (played := progress.worker_evaluation) is not None:
+        mean = sum(played.returns) / len(played.returns)
+        table.add_row("by a worker", f"{mean:.1f}", f"[dim]version {played.version}[/]")
     if guards := progress.guards.total():
         table.add_row(
             "[yellow]guarded[/]",

@@ -20,7 +20,14 @@ from rich.table import Table
 from understudy.backends.deployment import open_deployment
 from understudy.cli.certificates import warnings
 from understudy.cli.interrupts import INTERRUPTED, stop_signals
-from understudy.cli.options import config_option, console, data_option, examples, format_count
+from understudy.cli.options import (
+    config_option,
+    console,
+    data_option,
+    examples,
+    format_count,
+    print_json,
+)
 from understudy.core.errors import ConfigError
 from understudy.platform.config import FILE_NAME as CONFIG_FILE
 from understudy.platform.config import (
@@ -228,8 +235,7 @@ def _announce(platform: Platform, out: Console, *, json_ready: bool) -> None:
         pages = {game: page_address(url, game, key=keys.key) for game in PAGES if game in games}
     if json_ready:
         fields = {**platform.ready_line(), "url": url and browser_url(url), "pages": pages}
-        sys.stdout.write(json.dumps(fields) + "\n")
-        sys.stdout.flush()
+        print_json(fields)
     elif url is not None:
         others = network_url_text(url, platform.config.gateway.hosts)
         _print_ready(out, browser_url(url), keys, pages=pages, others=others)

@@ -62,17 +62,13 @@ class HttpLink:
         insecure: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self.address, host, port, is_tls = _parts(destination.url, insecure=insecure)
-        key = destination.key
-        if not (key.isascii() and key.isprintable() and " " not in key):
-            raise ConfigError(
-                "the key contains characters that keys do not have; copy it again as "
-                "`understudy up` prints it"
-            )
+        self.address, host, port, is_tls = parse_url(destination.url, insecure=insecure)
         self._path = urlsplit(self.address).path + f"/v1/games/{game}"
         # A poll waits for long on purpose and must not delay sending.
         self._sending, self._polling = (
-            _Connection(self.address, host, port, is_tls=is_tls, key=key, timeout_s=timeout_s)
+            Connection(
+                self.address, host, port, is_tls=is_tls, key=destination.key, timeout_s=timeout_s
+            )
             for _ in range(2)
         )
         self.recording_rate = 1.0
@@ -204,12 +200,16 @@ class _TooLarge(LinkFailed):
     """The request's body was too large for the gateway, or for a proxy in front of it."""
 
 
-class _Connection:
+class Connection:
     """One persistent connection, for one request at a time."""
 
     def __init__(
         self, address: str, host: str, port: int, *, is_tls: bool, key: str, timeout_s: float
     ) -> None:
+        if not (key.isascii() and key.isprintable() and " " not in key):
+            raise ConfigError(
+                "the key contains characters that keys do not have; copy it again as it was printed"
+            )
         self._address = address
         self._host = host
         self._port = port
@@ -313,12 +313,16 @@ class _Connection:
             self._lock.release()
 
 
-def _parts(url: str, *, insecure: bool) -> tuple[str, str, int, bool]:
+def parse_url(
+    url: str, *, insecure: bool, how_insecure: str = "config=ClientConfig(insecure=True)"
+) -> tuple[str, str, int, bool]:
     """Return address, host, port and whether it uses TLS; ConfigError if the URL is invalid."""
     shown = without_secrets(url)
     try:
         parts = urlsplit(url)
         port = parts.port
+        if port == 0:
+            raise ValueError
     except ValueError:
         raise ConfigError(
             f"url={shown!r} is not a valid URL; use one such as https://HOST, with a port from 1 "
@@ -340,7 +344,7 @@ def _parts(url: str, *, insecure: bool) -> tuple[str, str, int, bool]:
     if not is_tls and not insecure and not is_loopback(host):
         raise ConfigError(
             f"url={shown!r} would send your key unencrypted; use https://, or connect with "
-            "config=ClientConfig(insecure=True) on a network you trust"
+            f"{how_insecure} on a network you trust"
         )
     return url.rstrip("/"), host, port or (443 if is_tls else 80), is_tls
 

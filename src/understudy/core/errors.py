@@ -25,6 +25,8 @@ UnderstudyError
 └── Closed             an object was used after close() (caller)
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Literal
 
 Blame = Literal["caller", "sender", "operator", "none"]
@@ -165,3 +167,21 @@ class LearningFailed(UnderstudyError):
 
 class Closed(UnderstudyError):
     """An object was used after close()."""
+
+
+@contextlib.contextmanager
+def named_errors(what: str, *, then: str) -> Iterator[None]:
+    """Raise an error of a user's own class as LearningFailed, which names `what` failed.
+
+    Errors of understudy, which the class raises on purpose, pass.
+    """
+    try:
+        yield
+    except UnderstudyError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        raise LearningFailed(
+            f"{what}: {type(error).__name__}: {text}; {then}, then resume the run; --debug shows "
+            "the traceback"
+        ) from error

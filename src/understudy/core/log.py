@@ -510,6 +510,13 @@ class FileLock:
                     ) from None
             time.sleep(_RETRY_S)
 
+    @property
+    def descriptor(self) -> int:
+        """Of the lock file; a child process that has it open, too, keeps a killed holder's lock."""
+        if self._descriptor is None:
+            raise Closed("the lock was released")
+        return self._descriptor
+
     def close(self) -> None:
         """Release the lock; the file stays."""
         if self._descriptor is not None:

@@ -10,6 +10,11 @@ from understudy.core.errors import ConfigError
 
 Sample = Sequence[float] | NDArray[np.floating] | NDArray[np.integer]
 
+MIN_FOR_INTERVAL = 5
+"""With fewer runs or values, intervals are far too narrow, so there are none."""
+FEW = 10
+"""With fewer, intervals are somewhat too narrow."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -18,6 +23,8 @@ class Estimate:
     value: float
     low: float | None = None
     high: float | None = None
+    is_few: bool = False
+    """The interval comes from 5 to 9 runs or values, and is somewhat too narrow."""
 
 
 def iqm(sample: Sample) -> float:
@@ -41,7 +48,7 @@ def bootstrap(
     """
     samples = [_checked(group) for group in groups]
     value = figure(np.concatenate(samples))
-    if len(samples) < 5:
+    if len(samples) < MIN_FOR_INTERVAL:
         return Estimate(value)
     rng = np.random.default_rng(0)
     drawn = [
@@ -56,17 +63,17 @@ def bootstrap(
         for _ in range(resamples)
     ]
     low, high = np.quantile(drawn, [0.025, 0.975]).tolist()
-    return Estimate(value, low, high)
+    return Estimate(value, low, high, is_few=len(samples) < FEW)
 
 
 def mean(sample: Sample, *, resamples: int = 500) -> Estimate:
     """The mean with its bootstrap interval; no interval with fewer than 5 values."""
     values = _checked(sample)
-    if len(values) < 5:
+    if len(values) < MIN_FOR_INTERVAL:
         return Estimate(float(values.mean()))
     drawn = np.random.default_rng(0).choice(values, (resamples, len(values))).mean(axis=1)
     low, high = np.quantile(drawn, [0.025, 0.975]).tolist()
-    return Estimate(float(values.mean()), low, high)
+    return Estimate(float(values.mean()), low, high, is_few=len(values) < FEW)
 
 
 def _checked(sample: Sample) -> NDArray[np.float64]:

@@ -224,7 +224,7 @@ def read_meta(metadata: Mapping[str, str]) -> ChunkMeta:
         chunk_no=_integer(metadata, "chunk_no"),
         first_step=_integer(metadata, "first_step"),
         n_steps=_integer(metadata, "n_steps"),
-        episodes=tuple(_read_note(note) for note in notes),
+        episodes=tuple(read_note(note) for note in notes),
     )
 
 
@@ -243,7 +243,8 @@ def _integer(metadata: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _read_note(note: Any) -> EpisodeNote:
+def read_note(note: Any) -> EpisodeNote:
+    """Parse the JSON of a note; Refused if a field is unknown or malformed."""
     if not isinstance(note, dict) or not {"row", "seat"} <= note.keys() <= {
         "row",
         "seat",

@@ -36,7 +36,17 @@ def reset(seed: int | None = None) -> NDArray[np.float64]:
 
 def reset_many(seeds: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
     """float64[4, seeds]: the result of `reset` for each 32-bit seed, in a fraction of the time."""
-    return -RESET_BOUND + 2 * RESET_BOUND * first_uniforms(seeds, 4)
+    states: NDArray[np.float64] = first_state(first_uniforms(seeds, N_FIRST))
+    return states
+
+
+N_FIRST = 4
+"""How many random numbers a first state needs."""
+
+
+def first_state(uniforms: Any) -> Any:
+    """float[4, envs]: first states, from random numbers in [0, 1) of this shape."""
+    return -RESET_BOUND + 2 * RESET_BOUND * uniforms
 
 
 def step(xp: Any, state: Any, action: Any) -> tuple[Any, Any, Any]:

@@ -27,12 +27,10 @@ class AdamState(NamedTuple):
     share: Any  # float32[2]: 1 - decay^count of mean and square; 1 after many steps
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Adam:
     """The Adam optimiser; the caller subtracts the moves from `update` times the learning rate."""
 
-    max_gradient: float
-    """Gradients are clipped to this global norm."""
     epsilon: float = 1e-5
 
     def init(self, weights: Any) -> AdamState:
@@ -43,9 +41,12 @@ class Adam:
 
         return AdamState(zeros(), zeros(), jnp.asarray(np.zeros(2, np.float32)))
 
-    def update(self, gradient: Any, state: AdamState) -> tuple[Any, AdamState]:
-        """The moves of one step, in the structure of the gradient, and the next state."""
-        scale = jnp.minimum(1.0, self.max_gradient / jnp.maximum(norm_of(gradient), 1e-20))
+    def update(self, gradient: Any, state: AdamState, max_gradient: Any) -> tuple[Any, AdamState]:
+        """The moves of one step, in the structure of the gradient, and the next state.
+
+        Gradients are clipped to the global norm `max_gradient`.
+        """
+        scale = jnp.minimum(1.0, max_gradient / jnp.maximum(norm_of(gradient), 1e-20))
 
         def averaged(old: Any, new: Any, which: int) -> Any:
             return DECAYS[which] * old + REST[which] * new

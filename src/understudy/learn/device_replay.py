@@ -20,9 +20,10 @@ from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
 from understudy.experience.chunk import Chunk, ChunkId
 from understudy.experience.game import GameSpec
-from understudy.learn.replay import Drawn, ReplayConfig
-from understudy.learn.ring import Edit, Placed, ReadChunks, Ring
+from understudy.learn.replay import FIRST_PRIORITIES, saved_priorities
+from understudy.learn.ring import Edit, Placed, Ring
 from understudy.learn.rows import RowLayout
+from understudy.replay import Drawn, ReadChunks, ReplayConfig
 
 # --- The sum tree: as in `sum_tree`, but usable inside a compiled scan ----------------------------
 
@@ -108,7 +109,7 @@ class DeviceRing(NamedTuple):
 
     columns: dict[str, jax.Array]  # the columns of the host replay, and the windows (`_FACTS`)
     levels: Levels
-    largest: jax.Array  # float32, the largest priority so far
+    priorities: tuple[jax.Array, ...]  # float32: BEFORE, NOW and COUNT (see `rows`)
 
 
 _FACTS = {
@@ -137,12 +138,21 @@ def set_masses(
     *,
     config: ReplayConfig,
 ) -> DeviceRing:
-    """The ring with masses weight * priority^alpha; a NaN priority means the largest so far."""
-    priority = jnp.where(priority >= 0, priority, ring.largest)
+    """The ring with masses weight * priority^alpha; a NaN priority means the largest lately."""
+    is_new = (priority >= 0) & (rows < NO_ROW) & (weight > 0)
+    before, now, count = ring.priorities
+    priority = jnp.where(priority >= 0, priority, jnp.maximum(before, now))
     priority = jnp.clip(priority, config.min_priority, config.max_priority)
-    largest = jnp.maximum(ring.largest, jnp.max(jnp.where(rows < NO_ROW, priority, 0.0)))
+    now = jnp.maximum(now, jnp.max(jnp.where(is_new, priority, 0.0)))
+    count += is_new.sum(dtype=jnp.float32)  # exact up to 2^24
+    is_over = count >= min(ring.levels[0].size, 1 << 24)
     return ring._replace(
-        levels=set_leaves(ring.levels, rows, weight * priority**config.alpha), largest=largest
+        levels=set_leaves(ring.levels, rows, weight * priority**config.alpha),
+        priorities=(
+            jnp.where(is_over, now, before),
+            jnp.where(is_over, 0.0, now),
+            jnp.where(is_over, 0.0, count),
+        ),
     )
 
 
@@ -260,7 +270,7 @@ class DeviceReplay:
                 for name, (shape, dtype) in columns.items()
             },
             empty_levels(self.capacity),
-            jnp.float32(1.0),
+            tuple(map(jnp.float32, FIRST_PRIORITIES)),
         )
         self.sample = partial(sample, layout=self.layout, needs=needs)
         self.write_back = partial(write_back, config=config)
@@ -293,6 +303,14 @@ class DeviceReplay:
         self._apply(edits)
         return bool(edits)
 
+    def chunk_ids(self) -> list[ChunkId]:
+        """(session, chunk_no) of the chunks in the ring, oldest first."""
+        return list(self._ring.spans)
+
+    def needed_chunks(self) -> list[ChunkId]:
+        """The chunks that `restore` needs besides the state, some of them twice."""
+        return self._ring.needed_chunks()
+
     def chunks_of(self, rows: NDArray[np.int64]) -> list[ChunkId]:
         """The chunks that the transitions at these rows come from, each once."""
         return self._ring.chunks_of(rows)
@@ -309,7 +327,7 @@ class DeviceReplay:
 
     def feedback(self, rows: Any, stamps: Any, priorities: Any) -> None:
         """Set new priorities of drawn rows; ignores evicted rows and invalid priorities."""
-        if self.needs.prioritised:
+        if self.needs.prioritised and len(rows):
             self.ring = self._feedback(self.ring, rows, stamps, priorities)
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -318,7 +336,7 @@ class DeviceReplay:
         used = self._ring.used
         arrays["weights"] = np.asarray(self.ring.columns["weight"][:used])
         arrays["masses"] = np.asarray(self.ring.levels[0][:used])
-        return arrays, facts | {"largest": float(self.ring.largest)}
+        return arrays, facts | {"priorities": [float(number) for number in self.ring.priorities]}
 
     def restore(
         self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
@@ -331,7 +349,8 @@ class DeviceReplay:
         masses[: len(arrays["masses"])] = arrays["masses"]
         self._may_sample = masses > 0
         levels = _levels_of(jnp.asarray(masses), self.ring.levels)
-        self.ring = self.ring._replace(levels=levels, largest=jnp.float32(facts["largest"]))
+        priorities = tuple(map(jnp.float32, saved_priorities(facts)))
+        self.ring = self.ring._replace(levels=levels, priorities=priorities)
         self._apply(cleared)
 
     def _write(self, placed: Placed) -> None:

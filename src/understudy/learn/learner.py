@@ -11,6 +11,7 @@ the replay.
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -19,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from understudy.algorithm import Algorithm, Feedback, Rollouts, Schedule, Transitions
-from understudy.core.errors import ConfigError, LearningFailed
+from understudy.core.errors import ConfigError, LearningFailed, named_errors
 from understudy.core.tensors import Array, arrays_under
 from understudy.experience.chunk import Chunk, ChunkId
-from understudy.learn.replay import HostReplay, ReplayConfig
 from understudy.learn.replay_source import Limiter, LimiterConfig, ReplaySource
 from understudy.learn.rollouts import RolloutQueue
 from understudy.nn.policy import Policy
+from understudy.replay import ReplayConfig, make_replay
 
 MAX_RATIO_ERROR = 1e-3
 """Largest allowed |ratio - 1| of learner to actor probabilities before the first gradient step."""
@@ -40,6 +41,8 @@ class LearnerConfig:
     limiter: LimiterConfig | None = field(default_factory=LimiterConfig)
     """None: no limit on how often a step is sampled, for training from a store."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+    replay_name: str = "host"
+    """A short name of `understudy.replay.REPLAYS`, or the import path of a class."""
     max_lag_versions: int = 1_000
     """Actors' chunks with a larger lag are skipped (on-policy: any lag); players' never are."""
     max_skips: int = 10
@@ -125,21 +128,25 @@ class Learner:
         if isinstance(needs, Transitions):
             per_call = self.config.updates_per_call
             limits = self.config.limiter
-            limiter = None if limits is None else Limiter(limits, batch=per_call * needs.batch)
-            replay = HostReplay(algorithm.game, needs, self.config.replay)
+            limiter = None if limits is None else Limiter(limits)
+            replay = make_replay(self.config.replay_name, algorithm.game, needs, self.config.replay)
             self.source = ReplaySource(replay, limiter, per_call, needs.batch, root_seed)
         else:
             self.source = RolloutQueue(algorithm.game, needs)
-        self.state = algorithm.init(jax.random.PRNGKey(root_seed), start)
+        with _named_errors(algorithm, "init"):
+            self.state = algorithm.init(jax.random.PRNGKey(root_seed), start)
         self._call = _compiled(algorithm)
         self._is_compiled = False
 
     def insert(self, chunk: Chunk, *, is_own: bool = True) -> int:
         """Insert a chunk and return how many steps it has; 0 if it is stale, Refused if invalid.
 
-        Pass `is_own=False` for chunks of another run's actors: their versions are unrelated to this
-        learner's.
+        Pass `is_own=False` for chunks that this run's actors have not made, such as all of a store:
+        their versions are unrelated to this learner's, and their priorities are ignored.
         """
+        if not is_own and "priority" in chunk.columns:
+            columns = {name: chunk.columns[name] for name in chunk.columns if name != "priority"}
+            chunk = Chunk(chunk.meta, columns)
         if is_own and self.lag_of(chunk) > (
             0 if self.is_on_policy else self.config.max_lag_versions
         ):
@@ -203,8 +210,9 @@ class Learner:
         exponent = float(knobs.get("importance_exponent", 0.0))
         batches = self.source.draw(counts.calls, importance_exponent=exponent)
         started_s = time.perf_counter()
-        self.state, feedback = self._call(self.state, batches, knobs)
-        feedback = jax.device_get(feedback)
+        with _named_errors(self.algorithm, "update"):
+            self.state, feedback = self._call(self.state, batches, knobs)
+            feedback = jax.device_get(feedback)
         if not self._is_compiled:
             self._is_compiled = True
             self.compile_s = time.perf_counter() - started_s
@@ -254,7 +262,8 @@ class Learner:
 
     def current(self) -> Policy:
         """The policy of the current version; LearningFailed if its weights are not finite."""
-        policy = self.algorithm.policy(self.state)
+        with _named_errors(self.algorithm, "policy"):
+            policy = self.algorithm.policy(self.state)
         if not all(np.isfinite(array).all() for array in policy.weights.values()):
             raise LearningFailed("the weights are not finite; resume from the last checkpoint")
         return replace(policy, version=self.counts.version)
@@ -285,6 +294,16 @@ class Learner:
         self.counts.rate_scale = self.counts.rate_scale / 2
         self.counts.skips_in_a_row = 0
         self.source.on_weights_restored()
+
+
+def _named_errors(algorithm: Algorithm, method: str) -> AbstractContextManager[None]:
+    """A context in which an error of a user's algorithm names its class and the method."""
+    kind = type(algorithm)
+    if kind.__module__.startswith("understudy."):
+        return nullcontext()
+    then = "correct the class (understudy.testing.AlgorithmContract tests it)"
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    return named_errors(f"algorithm {name!r} failed in {method}()", then=then)
 
 
 def _means(numbers: Mapping[str, Any]) -> dict[str, float]:
@@ -322,24 +341,29 @@ def _are_equal(known: Algorithm, algorithm: Algorithm) -> bool:
 
 
 def _guarded(algorithm: Algorithm) -> Callable[..., Any]:
-    """Many updates in one scan; an update that is not finite leaves the state unchanged."""
+    """Many updates in one scan."""
+    update = guarded_update(algorithm)
 
     def call(state: Any, batches: Any, knobs: Mapping[str, Any]) -> tuple[Any, Feedback]:
-        def update(state: Any, batch: Any) -> tuple[Any, Feedback]:
-            updated, feedback = algorithm.update(state, batch, knobs)
-            _check_feedback(algorithm.needs, feedback)
-            leaves = [
-                leaf
-                for leaf in jax.tree.leaves(updated)
-                if jnp.issubdtype(leaf.dtype, jnp.floating)
-            ]
-            ok = feedback.ok & jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
-            guarded = jax.tree.map(lambda new, old: jnp.where(ok, new, old), updated, state)
-            return guarded, feedback._replace(ok=ok)
-
-        return jax.lax.scan(update, state, batches)
+        return jax.lax.scan(lambda state, batch: update(state, batch, knobs), state, batches)
 
     return call
+
+
+def guarded_update(algorithm: Algorithm) -> Callable[..., tuple[Any, Feedback]]:
+    """The algorithm's update; one that is not finite leaves the state unchanged."""
+
+    def update(state: Any, batch: Any, knobs: Mapping[str, Any]) -> tuple[Any, Feedback]:
+        updated, feedback = algorithm.update(state, batch, knobs)
+        _check_feedback(algorithm.needs, feedback)
+        leaves = [
+            leaf for leaf in jax.tree.leaves(updated) if jnp.issubdtype(leaf.dtype, jnp.floating)
+        ]
+        ok = feedback.ok & jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+        guarded = jax.tree.map(lambda new, old: jnp.where(ok, new, old), updated, state)
+        return guarded, feedback._replace(ok=ok)
+
+    return update
 
 
 def _check_feedback(needs: Transitions | Rollouts, feedback: Feedback) -> None:

@@ -245,7 +245,8 @@ class Ranking:
         ]
 
 
-_ADAM = Adam(max_gradient=10.0, epsilon=1e-8)
+_ADAM = Adam(epsilon=1e-8)
+_MAX_GRADIENT = 10.0
 
 
 def _scaled(steps: Batch) -> tuple[NDArray[np.float32], float, float, tuple[float, float]]:
@@ -290,7 +291,8 @@ def _update(
         # A sum over policies: the gradient of each does not depend on the others.
         return (weight * jnp.square(error)).mean(1).sum()
 
-    moves, optimiser = jax.vmap(_ADAM.update)(jax.grad(loss)(state.weights), state.optimiser)
+    adam = jax.vmap(partial(_ADAM.update, max_gradient=_MAX_GRADIENT))
+    moves, optimiser = adam(jax.grad(loss)(state.weights), state.optimiser)
     weights = state.weights - rate * moves
     follow = config.target_rate * (weights - state.target)
     return _State(weights, state.target + follow, optimiser)

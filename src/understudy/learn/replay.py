@@ -10,7 +10,6 @@ sampled and when they are evicted.
 import math
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,10 +29,12 @@ from understudy.learn.outliers import (
     reward_size,
     shared_weights,
 )
-from understudy.learn.ring import Edit, Placed, ReadChunks, Ring
+from understudy.learn.ring import Edit, Placed, Ring
 from understudy.learn.rows import (
     ACTION,
+    BEFORE,
     DISCOUNT,
+    PERIOD,
     REACH,
     RETURN,
     STAMP,
@@ -44,6 +45,7 @@ from understudy.learn.rows import (
     stack_rows,
     windows_of,
 )
+from understudy.replay import Drawn, ReadChunks, ReplayConfig
 
 Rows = NDArray[np.int64]
 
@@ -116,40 +118,6 @@ class Roster:
         self._n = end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayConfig:
-    """The capacity and the prioritisation of a replay."""
-
-    capacity: int = 100_000
-    """In rows. A chunk takes a row per step, one per episode or chunk end, and up to
-    n_step + stack - 2 rows that repeat the end of the previous chunk."""
-    alpha: float = 0.6
-    """Rows are drawn in proportion to their mass, weight * priority^alpha; 0 ignores priorities."""
-    min_priority: float = 1e-6
-    """Lower bound of priorities, so that every row can be drawn."""
-    max_priority: float = 1e6
-    """Upper bound of priorities, so that no row fills every batch."""
-
-    def __post_init__(self) -> None:
-        if self.capacity < 1:
-            raise ConfigError(f"capacity is {self.capacity}; give a number of rows, such as 100000")
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha is {self.alpha}; give a number from 0 to 1, such as 0.6")
-        if not 0 < self.min_priority <= self.max_priority <= 1e30:
-            raise ConfigError(
-                f"min_priority is {self.min_priority} and max_priority {self.max_priority}; "
-                "give 0 < min_priority <= max_priority <= 1e30"
-            )
-
-
-class Drawn(NamedTuple):
-    """Batches, and the rows they were drawn from; a stamp shows if a row was overwritten since."""
-
-    batches: Batch  # every array with the leading axes [k, batch]
-    rows: NDArray[np.int64]  # [k, batch]
-    stamps: NDArray[np.int32]  # [k, batch]
-
-
 class DrawnRows(NamedTuple):
     """Drawn rows and their facts, in arrays [k, batch]."""
 
@@ -172,6 +140,18 @@ class RowWeights(NamedTuple):
     """The factor of their rewards, so that players with much larger ones do not decide alone."""
 
 
+FIRST_PRIORITIES = (1.0, 0.0, 0.0)
+"""BEFORE, NOW and COUNT before there are any priorities (see `rows`)."""
+
+
+def saved_priorities(facts: Mapping[str, Any]) -> tuple[float, float, float]:
+    """BEFORE, NOW and COUNT of a state."""
+    if "priorities" not in facts:  # an earlier version had only one largest priority
+        return float(facts["largest"]), 0.0, 0.0
+    before, now, count = facts["priorities"]
+    return before, now, count
+
+
 class HostReplay:
     """The recent steps of one game, sampled uniformly or by priority."""
 
@@ -181,9 +161,9 @@ class HostReplay:
         self.config = config or ReplayConfig()
         self.needs = needs
         self.n_bad_priorities = 0
+        """Priorities that were NaN, infinite or negative, and ignored."""
         self.n_edits = 0
         """Changes so far of which rows may be sampled."""
-        """Priorities that were NaN, infinite or negative, and ignored."""
         windows = windows_of
         if needs.prioritised:
             # Imported late: it takes half a second, and uniform replays do not need it.
@@ -208,10 +188,8 @@ class HostReplay:
             column.view(np.uint8).reshape(self.capacity, -1) for column in (self._facts, obs)
         )
         self._lines = self._facts, self._whole, raw, obs
-        self._rule = np.array(
-            [self.config.alpha, self.config.min_priority, self.config.max_priority]
-        )
-        self._largest = 1.0
+        rule = (self.config.alpha, self.config.min_priority, self.config.max_priority)
+        self._rule = np.array([*rule, *FIRST_PRIORITIES, self.capacity])
 
     @property
     def n_sampleable(self) -> int:
@@ -392,6 +370,23 @@ class HostReplay:
             },
         )
 
+    def sampleable_rows(self) -> Rows:
+        """The rows that may be drawn, in the order of the ring; ConfigError if there are none."""
+        self._check_sampleable()
+        return np.flatnonzero(self._may_sample())
+
+    def at(self, rows: Rows) -> Drawn:
+        """The batches of these rows, [k, batch], with weights of 1."""
+        drawn = self._look_up(rows)
+        return Drawn(self._gather(drawn), rows, drawn.stamps)
+
+    def _check_sampleable(self) -> None:
+        if self.n_sampleable == 0:
+            raise ConfigError(
+                "the replay has no sampleable steps to draw; insert chunks until n_sampleable is "
+                "above 0"
+            )
+
     def draw(
         self,
         k: int,
@@ -406,20 +401,13 @@ class HostReplay:
         `row_weights`: how often each row is drawn. A prioritised replay, which draws by other
         weights, multiplies those of its batches by them instead.
         """
-        if self.n_sampleable == 0:
-            raise ConfigError(
-                "the replay has no sampleable steps to draw; insert chunks until n_sampleable is "
-                "above 0"
-            )
+        self._check_sampleable()
         size = (k, batch or self.needs.batch)
         if isinstance(self._masses, Roster):
-            drawn = self._look_up(self._masses.draw(rng, size, row_weights))
-        else:
-            drawn = DrawnRows(
-                *self._masses.draw(rng.random(size), beta=float(beta), lines=self._lines)
-            )
-            if row_weights is not None:
-                drawn = drawn._replace(weight=drawn.weight * row_weights[drawn.places[0]])
+            return self.at(self._masses.draw(rng, size, row_weights))
+        drawn = DrawnRows(*self._masses.draw(rng.random(size), beta=float(beta), lines=self._lines))
+        if row_weights is not None:
+            drawn = drawn._replace(weight=drawn.weight * row_weights[drawn.places[0]])
         return Drawn(self._gather(drawn), drawn.places[0], drawn.stamps)
 
     def feedback(
@@ -428,15 +416,17 @@ class HostReplay:
         """Set new priorities of drawn rows; ignores evicted rows and invalid priorities."""
         if isinstance(self._masses, Roster):
             return
-        n_bad, largest = self._masses.feed_back(
+        self.n_bad_priorities += self._masses.feed_back(
             np.asarray(rows, np.int64).ravel(),
             stamps=np.asarray(stamps, np.int32).ravel(),
             priorities=np.asarray(priorities, np.float64).ravel(),
             lines=self._lines,
             rule=self._rule,
         )
-        self.n_bad_priorities += n_bad
-        self._largest = max(self._largest, largest)
+
+    def needed_chunks(self) -> list[ChunkId]:
+        """The chunks that `restore` needs besides the state, some of them twice."""
+        return self._ring.needed_chunks()
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """The state that `restore` needs, besides the chunks themselves."""
@@ -450,14 +440,17 @@ class HostReplay:
         arrays["masses"] = (
             masses.rows if isinstance(masses, Roster) else masses.leaves[:used]
         ).copy()
-        return arrays, facts | {"largest": self._largest, "n_bad_priorities": self.n_bad_priorities}
+        return arrays, facts | {
+            "priorities": self._rule[BEFORE:PERIOD].tolist(),
+            "n_bad_priorities": self.n_bad_priorities,
+        }
 
     def restore(
         self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
     ) -> None:
         """Restore the replay from its `state`; every later draw is bit-identical."""
         placed_spans, cleared = self._ring.restore(arrays, facts, read)
-        self._largest = float(facts["largest"])
+        self._rule[BEFORE:PERIOD] = saved_priorities(facts)
         self.n_bad_priorities = int(facts["n_bad_priorities"])
         for placed in placed_spans:
             self._write(placed)
@@ -491,8 +484,7 @@ class HostReplay:
         elif edit.priority is None:
             self._masses.set_range(edit.start, np.zeros(len(edit.weight)))
         else:
-            largest = self._masses.weigh(edit, rule=self._rule, missing=self._largest)
-            self._largest = max(self._largest, largest)
+            self._masses.weigh(edit, rule=self._rule)
         return int(np.count_nonzero(edit.weight))
 
     def _look_up(self, rows: NDArray[np.int64]) -> DrawnRows:

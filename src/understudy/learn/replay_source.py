@@ -9,7 +9,7 @@ import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from understudy.algorithm import Batch, Feedback
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
+from understudy.core.wording import joined
 from understudy.experience.chunk import Chunk, ChunkId, people_rows
 from understudy.learn.best_episodes import (
     Pieces,
@@ -27,8 +28,8 @@ from understudy.learn.best_episodes import (
     rows_from,
 )
 from understudy.learn.outliers import Limits
-from understudy.learn.replay import Drawn, HostReplay, RowWeights
-from understudy.learn.ring import ReadChunks
+from understudy.learn.replay import RowWeights
+from understudy.replay import Drawn, ReadChunks, Replay
 
 # --- The balance of samples and inserts -----------------------------------------------------------
 
@@ -41,8 +42,6 @@ class LimiterConfig:
     """Raise for sample efficiency, lower for speed."""
     min_inserts: int = 1_000
     """Steps inserted before the first update; `samples_per_insert` does not apply to them."""
-    slack: int = 2_048
-    """Steps that actors may be ahead of the learner before they wait."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.samples_per_insert) and self.samples_per_insert > 0):
@@ -53,23 +52,15 @@ class LimiterConfig:
             raise ConfigError(
                 f"min_inserts is {self.min_inserts}; give a whole number from 0, such as 1000"
             )
-        if self.slack < 1:
-            raise ConfigError(
-                f"slack is {self.slack}; give at least 1 step, or actors could never start"
-            )
 
 
 class Limiter:
-    """Counts inserted and sampled rows; computes the updates due and whether actors may continue.
+    """Counts inserted and sampled rows, and computes the updates that are due."""
 
-    Players never wait: their steps are counted, but `may_insert` applies to actors only.
-    """
-
-    def __init__(self, config: LimiterConfig, *, batch: int = 1) -> None:
+    def __init__(self, config: LimiterConfig) -> None:
         self._config = config
         self._n_inserted = 0
         self._n_sampled = 0
-        self._check(batch)
 
     def inserted(self, n_steps: int) -> None:
         """Count steps that entered the replay."""
@@ -79,16 +70,12 @@ class Limiter:
         """Count rows that updates have consumed."""
         self._n_sampled += n_rows
 
-    @property
-    def may_insert(self) -> bool:
-        """Whether actors may continue: the learner is less than `slack` steps behind them."""
-        return self._owed() < self._config.slack * self._config.samples_per_insert
-
     def updates_due(self, batch: int) -> int:
         """How many updates of this batch size the steps inserted so far allow."""
-        self._check(batch)
+        beyond = max(0, self._n_inserted - self._config.min_inserts)
+        owed = beyond * self._config.samples_per_insert - self._n_sampled
         # The tolerance is for rounding: 0.29 * 100 is 28.999999999999996.
-        return max(0, math.floor(self._owed() / batch + 1e-9))
+        return max(0, math.floor(owed / batch + 1e-9))
 
     def state(self) -> dict[str, int]:
         """The state that `restore` needs."""
@@ -99,25 +86,54 @@ class Limiter:
         self._n_inserted = int(facts["n_inserted"])
         self._n_sampled = int(facts["n_sampled"])
 
-    def _owed(self) -> float:
-        beyond = max(0, self._n_inserted - self._config.min_inserts)
-        return beyond * self._config.samples_per_insert - self._n_sampled
-
-    def _check(self, batch: int) -> None:
-        """ConfigError if the settings deadlock: actors would wait while no whole batch is due."""
-        config = self._config
-        if config.slack * config.samples_per_insert < batch:
-            raise ConfigError(
-                f"a slack of {config.slack} steps allows "
-                f"{config.slack * config.samples_per_insert:g} samples, less than one batch of "
-                f"{batch}, so learner and actors would wait for each other; "
-                f"give a slack of at least {math.ceil(batch / config.samples_per_insert)}"
-            )
-
 
 # --- The source of batches for one compiled call --------------------------------------------------
 
 
+class PlayersReplay(Replay, Protocol):
+    """A replay that can also learn from people: with a share for them, and without what is false.
+
+    Their methods are described where `HostReplay` defines them.
+    """
+
+    n_edits: int
+
+    @property
+    def n_steps_inserted(self) -> int: ...
+
+    @property
+    def n_chunks(self) -> int: ...
+
+    def steps_of_chunks(self) -> dict[ChunkId, int]: ...
+
+    def limits(self, players: Mapping[uuid.UUID, bytes]) -> Limits: ...
+
+    def reward_scales(
+        self, players: Mapping[uuid.UUID, bytes], limits: Limits | None
+    ) -> dict[bytes, float]: ...
+
+    def row_weights(
+        self,
+        players: Mapping[uuid.UUID, bytes],
+        bot_rows: Mapping[ChunkId, NDArray[np.bool_]],
+        *,
+        people_share: float,
+        best_rows: Mapping[ChunkId, NDArray[np.bool_]] | None = None,
+        reward_scales: Mapping[bytes, float] | None = None,
+    ) -> RowWeights: ...
+
+    def draw(
+        self,
+        k: int,
+        *,
+        rng: np.random.Generator,
+        beta: float = 0.4,
+        batch: int | None = None,
+        row_weights: NDArray[np.float32] | None = None,
+    ) -> Drawn: ...
+
+
+_OF_PLAYERS = [part for part in (*vars(PlayersReplay), "n_edits") if part[0] != "_"]
 _REPLAY_STREAM = 2
 """The replay's key among the random streams derived from a run's root seed."""
 
@@ -131,7 +147,7 @@ class ReplaySource:
 
     is_on_policy: ClassVar[bool] = False
     """Whether it accepts only experience played with the newest weights."""
-    replay: HostReplay
+    replay: Replay
     limiter: Limiter | None
     updates: int
     batch: int
@@ -159,14 +175,34 @@ class ReplaySource:
     """Edits of the replay when these weights were computed."""
     _drawn: Drawn | None = None
 
+    def __post_init__(self) -> None:
+        if self.replay.needs.best_share < 1:
+            self.check_players()
+
     def insert(self, chunk: Chunk) -> int:
         self.replay.insert(chunk)
         self._note(chunk)
-        if max(len(self._bot_rows), len(self._pieces)) > 2 * self.replay.n_chunks:
+        n_noted = max(len(self._bot_rows), len(self._pieces))
+        if n_noted and n_noted > 2 * self.of_players.n_chunks:
             self._drop_evicted()
         if self.limiter is not None:
             self.limiter.inserted(chunk.meta.n_steps)
         return chunk.meta.n_steps
+
+    @property
+    def of_players(self) -> PlayersReplay:
+        """The replay, as one that learns from people."""
+        return cast(PlayersReplay, self.replay)
+
+    def check_players(self) -> None:
+        """ConfigError if the replay cannot learn from people."""
+        missing = [part for part in _OF_PLAYERS if not hasattr(self.replay, part)]
+        if missing:
+            raise ConfigError(
+                f"a {self.replay.__class__.__name__} cannot train from a store: it lacks "
+                f"{joined(missing)}, which limit what steps of single players can do; add them as "
+                "in understudy.learn.replay.HostReplay, or use replay='host'"
+            )
 
     def skip_chunk(self, chunk: Chunk) -> None:
         """Does nothing for a stale chunk: windows that would reach into it end before it."""
@@ -194,9 +230,12 @@ class ReplaySource:
         rng = np.random.Generator(
             np.random.Philox(key=[self.root_seed, _REPLAY_STREAM], counter=[0, 0, 0, call_no])
         )
-        self._drawn = self.replay.draw(
-            self.updates, rng=rng, beta=importance_exponent, row_weights=self.weights.drawn
-        )
+        if self.weights.drawn is None:
+            self._drawn = self.replay.draw(self.updates, rng=rng, beta=importance_exponent)
+        else:
+            self._drawn = self.of_players.draw(
+                self.updates, rng=rng, beta=importance_exponent, row_weights=self.weights.drawn
+            )
         if self.limiter is not None:
             self.limiter.sampled(self.rows_per_call)
         return self.limited(self._drawn)
@@ -217,28 +256,29 @@ class ReplaySource:
 
         The limits are found again whenever the steps have doubled.
         """
-        n_steps = self.replay.n_steps_inserted
+        n_steps = self.of_players.n_steps_inserted
         if self.limits is None or n_steps >= 2 * self.measured_steps:
-            self.limits = self.replay.limits(players)
+            self.limits = self.of_players.limits(players)
             self.measured_steps = n_steps
             self._weighed = None
         self.weigh(players)
 
     def weigh(self, players: Mapping[uuid.UUID, bytes]) -> None:
         """Find the weights, by the players of sessions, if the steps have changed."""
-        if self._weighed != self.replay.n_edits:
+        replay = self.of_players
+        if self._weighed != replay.n_edits:
             self._drop_evicted()
-            self._scales = self.replay.reward_scales(players, self.limits)
+            self._scales = replay.reward_scales(players, self.limits)
             n_unbelieved = sum(not scale for scale in self._scales.values())
             self.metrics = {"unbelieved_players": n_unbelieved} if n_unbelieved else {}
-            self.weights = self.replay.row_weights(
+            self.weights = replay.row_weights(
                 players,
                 self._bot_rows,
                 people_share=self.people_share,
                 best_rows=self._best_rows(players),
                 reward_scales=self._scales,
             )
-            self._weighed = self.replay.n_edits
+            self._weighed = replay.n_edits
 
     @property
     def max_reward(self) -> float:
@@ -303,6 +343,10 @@ class ReplaySource:
         for session, chunk_no in bad:
             self.replay.evict(session, chunk_no)
         return bad
+
+    def needed_chunks(self) -> Sequence[ChunkId]:
+        """The chunks that `restore` reads if the state is saved now."""
+        return self.replay.needed_chunks()
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         arrays, facts = self.replay.state()

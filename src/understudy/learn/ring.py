@@ -28,13 +28,12 @@ from understudy.core.tensors import Array
 from understudy.experience.chunk import Chunk, ChunkId
 from understudy.experience.game import GameSpec
 from understudy.learn.rows import RowLayout, Windows, windows_of
+from understudy.replay import ReadChunks
 
 ALIGNMENT = 16
 """Spans start at multiples of this, so that a node of the sum tree belongs to one span."""
 
 Floats = NDArray[np.float32]
-ReadChunks = Callable[[Sequence[ChunkId]], Iterator[Chunk]]
-"""Reads these chunks again, in this order; deleted ones are omitted."""
 
 _NUMBERS = ("chunk_no", "start", "n_rows", "lead", "lead_from", "n_waiting", "stamp")
 _COUNTERS = ("head", "used", "n_steps_inserted", "stamp")
@@ -59,6 +58,11 @@ class Span:
     stamp: int
     """The number of this insertion; shows whether a drawn row was overwritten since."""
 
+    @property
+    def needed_chunks(self) -> list[ChunkId]:
+        """The chunks that its rows are read from again: those of its lead-in, then its own."""
+        return [(self.session, number) for number in range(self.lead_from, self.chunk_no + 1)]
+
 
 @dataclass(slots=True)
 class OpenSession:
@@ -71,7 +75,7 @@ class OpenSession:
 
 
 class Edit(NamedTuple):
-    """Sets rows from `start` to mass weight * priority^alpha; NaN means the largest priority."""
+    """Sets rows from `start` to mass weight * priority^alpha; NaN: the largest priority lately."""
 
     start: int
     weight: Floats
@@ -298,6 +302,10 @@ class Ring:
 
     # --- Checkpoints: the location and weights of each chunk, never its rows ----------------------
 
+    def needed_chunks(self) -> list[ChunkId]:
+        """The chunks that `restore` reads, some of them twice."""
+        return [key for span in self.spans.values() for key in span.needed_chunks]
+
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """The ring as arrays and facts."""
         spans = list(self.spans.values())
@@ -353,10 +361,7 @@ class Ring:
             )
             for session, numbers in zip(arrays["sessions"], arrays["places"], strict=True)
         ]
-        needed = [
-            [(span.session, number) for number in range(span.lead_from, span.chunk_no + 1)]
-            for span in spans
-        ]
+        needed = [span.needed_chunks for span in spans]
         chunks = {
             chunk.meta.id: chunk for chunk in read(list(dict.fromkeys(itertools.chain(*needed))))
         }

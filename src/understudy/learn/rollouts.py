@@ -234,6 +234,10 @@ class RolloutQueue:
 
     # --- Checkpoints ------------------------------------------------------------------------------
 
+    def needed_chunks(self) -> Sequence[ChunkId]:
+        """No chunk: `restore` reads none."""
+        return ()
+
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """The rows that later frame stacks reach back to; queued chunks are not saved."""
         arrays: dict[str, Array] = {

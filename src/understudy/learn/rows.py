@@ -193,6 +193,18 @@ STAMP = 4
 WEIGHT = 5
 WIDTH = 8
 
+# The numbers of a prioritised replay: the exponent and the bounds of priorities, the largest
+# priority of the last period and of this one, and the priorities that this one has had so far.
+# A period has as many priorities as the replay has rows. New rows without a priority get the larger
+# of the two largest: one huge priority lifts them for at most two periods, not for ever.
+ALPHA = 0
+LOW = 1
+HIGH = 2
+BEFORE = 3
+NOW = 4
+COUNT = 5
+PERIOD = 6
+
 
 class Windows(NamedTuple):
     """One entry per row of a span; entries of rows that are not steps have no meaning."""

@@ -25,7 +25,14 @@ from understudy.core.tensors import Array
 from understudy.learn.ring import Edit
 from understudy.learn.rows import (
     ACTION,
+    ALPHA,
+    BEFORE,
+    COUNT,
     DISCOUNT,
+    HIGH,
+    LOW,
+    NOW,
+    PERIOD,
     REACH,
     RETURN,
     STAMP,
@@ -298,21 +305,31 @@ def _draw(tree: Any, chance: Any, beta: float, lines: Any, drawn: Any) -> None:
             reals[0, k, i] = np.float32(values[i] / smallest) ** -beta
 
 
+@_compiled(types.void(_Nodes, _f4, _i8))
+def _note(rule: Any, largest: Any, n: int) -> None:
+    """Note the largest of n new priorities, for new rows without one."""
+    rule[NOW] = max(rule[NOW], largest)
+    rule[COUNT] += n
+    if rule[COUNT] >= rule[PERIOD]:
+        rule[BEFORE] = rule[NOW]
+        rule[NOW] = 0.0
+        rule[COUNT] = 0.0
+
+
 @_compiled(
-    types.UniTuple(_f8, 3)(_Tree, _Facts, _Wholes, _column(_i8), _column(_i4), _column(_f8), _Nodes)
+    types.UniTuple(_i8, 2)(_Tree, _Facts, _Wholes, _column(_i8), _column(_i4), _column(_f8), _Nodes)
 )
 def _feed_back(
     tree: Any, facts: Any, ints: Any, rows: Any, stamps: Any, priorities: Any, rule: Any
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, Any]:
     """Set new masses of rows that were not overwritten since they were drawn.
 
-    Returns by how much the number of rows with a mass grew, the number of invalid priorities, and
-    the largest valid one.
+    Returns by how much the number of rows with a mass grew, and the number of invalid priorities.
     """
     nodes = tree[0]
-    alpha = np.float32(rule[0])
-    low = np.float32(rule[1])
-    high = np.float32(rule[2])
+    alpha = np.float32(rule[ALPHA])
+    low = np.float32(rule[LOW])
+    high = np.float32(rule[HIGH])
     current = np.empty(len(rows), np.int64)
     masses = np.empty(len(rows), np.float64)
     n = 0
@@ -328,29 +345,33 @@ def _feed_back(
             masses[n] = np.float64(facts[row, WEIGHT]) * priority**alpha
             largest = max(largest, priority)
             n += 1
-    return _set_rows(tree, current[:n], masses[:n]), n_bad, largest
+    _note(rule, largest, n)
+    return _set_rows(tree, current[:n], masses[:n]), n_bad
 
 
-@_compiled(types.UniTuple(_f8, 2)(_Tree, _i8, _column(_f4), _column(_f4), _Nodes, _f8))
-def _weigh(
-    tree: Any, start: int, weight: Any, priorities: Any, rule: Any, missing: float
-) -> tuple[Any, Any]:
-    """Set rows from `start` to mass weight * priority^alpha; `missing` replaces NaN priorities.
+@_compiled(_i8(_Tree, _i8, _column(_f4), _column(_f4), _Nodes))
+def _weigh(tree: Any, start: int, weight: Any, priorities: Any, rule: Any) -> int:
+    """Set rows from `start` to mass weight * priority^alpha; NaN: the largest priority lately.
 
-    Returns by how much the number of rows with a mass grew, and the largest priority.
+    Returns by how much the number of rows with a mass grew.
     """
-    alpha = np.float32(rule[0])
-    low = np.float32(rule[1])
-    high = np.float32(rule[2])
+    alpha = np.float32(rule[ALPHA])
+    low = np.float32(rule[LOW])
+    high = np.float32(rule[HIGH])
+    missing = np.float32(max(rule[BEFORE], rule[NOW]))
     rows = np.empty(len(weight), np.int64)
     masses = np.empty(len(weight), np.float64)
     largest = np.float32(0.0)
+    n = 0
     for i in range(len(weight)):
-        priority = min(max(priorities[i] if priorities[i] >= 0 else np.float32(missing), low), high)
+        priority = min(max(priorities[i] if priorities[i] >= 0 else missing, low), high)
         rows[i] = start + i
         masses[i] = np.float64(weight[i]) * priority**alpha
-        largest = max(largest, priority)
-    return _set_rows(tree, rows, masses), largest
+        if priorities[i] >= 0 and weight[i] > 0:
+            largest = max(largest, priority)
+            n += 1
+    _note(rule, largest, n)
+    return _set_rows(tree, rows, masses)
 
 
 _Columns = types.Tuple(
@@ -460,20 +481,18 @@ class SumTree:
 
     def feed_back(
         self, rows: Rows, *, stamps: Array, priorities: Array, lines: Lines, rule: Array
-    ) -> tuple[int, float]:
-        """Set new masses of drawn rows; returns how many priorities were invalid, and the largest.
+    ) -> int:
+        """Set new masses of drawn rows; returns how many priorities were invalid.
 
         Rows that were overwritten since they were drawn are ignored.
         """
-        more, n_bad, largest = _feed_back(self.parts, *lines[:2], rows, stamps, priorities, rule)
-        self._n_rows += int(more)
-        return int(n_bad), largest
+        more, n_bad = _feed_back(self.parts, *lines[:2], rows, stamps, priorities, rule)
+        self._n_rows += more
+        return n_bad
 
-    def weigh(self, edit: Edit, *, rule: Array, missing: float) -> float:
-        """Set the masses of an edit's rows, `missing` for NaN; returns the largest priority."""
-        more, largest = _weigh(self.parts, edit.start, edit.weight, edit.priority, rule, missing)
-        self._n_rows += int(more)
-        return largest
+    def weigh(self, edit: Edit, *, rule: Array) -> None:
+        """Set the masses of an edit's rows; a NaN priority means the largest lately."""
+        self._n_rows += _weigh(self.parts, edit.start, edit.weight, edit.priority, rule)
 
 
 def compiled_windows_of(columns: Mapping[str, Array], lead: int, *, needs: Transitions) -> Windows:

@@ -64,6 +64,8 @@ class Played(NamedTuple):
     """The probability with which its bot was drawn; None if no gateway drew it."""
     entry: int = 0
     """The canary's journal entry by which it was drawn; 0 if it was not drawn."""
+    has_invalid_draw: bool = False
+    """Whether the client claimed a draw that is not valid; the mean that is shown leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)

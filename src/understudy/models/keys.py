@@ -194,16 +194,10 @@ class Keys:
 
     def create(self, scopes: Sequence[Scope], **facts: Any) -> tuple[str, Key]:
         """Create a key; return its text, which is not stored anywhere, and its facts."""
-        secret = secrets.token_urlsafe(32)
-        key = Key(
-            id=secrets.token_hex(6),
-            hash=_hash(secret),
-            scopes=tuple(scopes),
-            created_s=round(self._clock.now(), 3),
-            **facts,
-        )
+        text = new_key_text()
+        key = key_with_text(text, scopes, created_s=round(self._clock.now(), 3), **facts)
         self._write({"kind": "key", "key": asdict(key)})
-        return f"uk_{key.id}_{secret}", key
+        return text, key
 
     def _write(self, facts: Entry) -> None:
         def entry(ring: KeyRing) -> Entry:
@@ -277,28 +271,7 @@ class Keys:
                 "the stored keys are damaged, so none is accepted until the operator repairs them; "
                 "keep the data and try again later",
             )
-        match = _TEXT.fullmatch(text)
-        key = ring.keys.get(match.group(1)) if match else None
-        # Compared even if the id is unknown, so that the response time does not reveal which exist.
-        is_right = hmac.compare_digest(
-            _hash(match.group(2) if match else ""), key.hash if key else ""
-        )
-        if key is None or not is_right:
-            raise Refused(
-                "wrong_key",
-                "this is not a key of this deployment; create one with 'understudy keys create'",
-            )
-        if key.id in ring.revoked:
-            raise Refused(
-                "revoked_key",
-                f"key {key.id} was revoked; create another with 'understudy keys create'",
-            )
-        if key.expires_s and self._clock.now() >= key.expires_s:
-            raise Refused(
-                "expired_key",
-                f"key {key.id} has expired; create another with 'understudy keys create'",
-            )
-        return key
+        return check_key(text, ring, now_s=self._clock.now())
 
     def allows_origin(self, origin: str) -> bool:
         """Whether some key allows pages of this origin; for the browser's preflight request."""
@@ -306,6 +279,46 @@ class Keys:
         return any(
             origin in key.origins for key in list(ring.keys.values()) if key.id not in ring.revoked
         )
+
+
+def new_key_text() -> str:
+    """The text of a new key."""
+    return f"uk_{secrets.token_hex(6)}_{secrets.token_urlsafe(32)}"
+
+
+def key_with_text(text: str, scopes: Sequence[Scope], **facts: Any) -> Key:
+    """The facts of a key with this text; ConfigError if it is not the text of a key."""
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            "the key has characters or a length that keys do not have; copy it again, or omit it "
+            "to have one created"
+        )
+    return Key(id=match.group(1), hash=_hash(match.group(2)), scopes=tuple(scopes), **facts)
+
+
+def check_key(text: str, ring: KeyRing, *, now_s: float) -> Key:
+    """Return the ring's key with this text; Refused when there is no such valid key."""
+    match = _TEXT.fullmatch(text)
+    key = ring.keys.get(match.group(1)) if match else None
+    # Compared even if the id is unknown, so that the response time does not reveal which exist.
+    is_right = hmac.compare_digest(_hash(match.group(2) if match else ""), key.hash if key else "")
+    if key is None or not is_right:
+        raise Refused(
+            "wrong_key",
+            "this is not a key of this deployment; create one with 'understudy keys create'",
+        )
+    if key.id in ring.revoked:
+        raise Refused(
+            "revoked_key",
+            f"key {key.id} was revoked; create another with 'understudy keys create'",
+        )
+    if key.expires_s and now_s >= key.expires_s:
+        raise Refused(
+            "expired_key",
+            f"key {key.id} has expired; create another with 'understudy keys create'",
+        )
+    return key
 
 
 def _hash(secret: str) -> str:

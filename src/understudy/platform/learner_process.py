@@ -87,6 +87,7 @@ class LearnerRole:
     def step(self) -> bool:
         """Do a unit of work for every game; return whether there was any.
 
+        While a game's first bot is trained, the trainings of games that have one are paused.
         Raises Fenced once another learner has taken over.
         """
         if self._stats is None and not self._open():
@@ -96,8 +97,11 @@ class LearnerRole:
         try:
             if self._add_games(self._stats):
                 self._update_status()  # the first step of a game may take long
-            for game in self._games.values():
-                has_worked |= game.step()
+            trains_first_bot = False
+            for game in sorted(self._games.values(), key=lambda game: game.has_bot):
+                has_game_worked = game.step(may_train=not (game.has_bot and trains_first_bot))
+                trains_first_bot |= has_game_worked and not game.has_bot
+                has_worked |= has_game_worked
         except Fenced:
             self._is_fenced = True
             raise

@@ -4,7 +4,7 @@ The calls from the learner service down to an algorithm's update; each calls the
 except where noted:
 
     LearnerRole.run         repeats the next until it is stopped
-    LearnerRole.step        calls the next for every game
+    LearnerRole.step        calls the next for every game; one that gets its first bot goes first
     GameLearner.step        does one action of the schedule; catches this game's errors
     GameTraining.step       saves a first checkpoint, after `prepare`
     TrainingJob.step        restores a checkpoint after too many non-finite updates
@@ -112,6 +112,8 @@ class GameLearner:
         self._n_failures = 0
         """Failures of the current algorithm since its last release."""
         self._algorithm = ""
+        self.has_bot = False
+        """Whether there is a champion for the schema recorded now, as of the last step."""
         self._recorded_steps = 0
         self._given_up: tuple[str, int] | None = None
         """An algorithm whose training kept failing, and the steps with which it is tried again."""
@@ -125,12 +127,15 @@ class GameLearner:
         self._calibrated: dict[str, int] = {}
         """Episodes at a skill at the last calibration, by model."""
 
-    def step(self) -> bool:
-        """Do the schedule's next action; False if there was none, or an error, which is logged."""
+    def step(self, *, may_train: bool = True) -> bool:
+        """Do the schedule's next action; False if there was none, or an error, which is logged.
+
+        Without `may_train`, a training is paused as it is between any two of its calls.
+        """
         if self._context.clock.monotonic() < self._retry_at_s:
             return False
         try:
-            has_worked = self._step()
+            has_worked = self._step(may_train=may_train)
         except Fenced:
             raise
         except UnderstudyError as error:
@@ -170,7 +175,7 @@ class GameLearner:
         self._retry_at_s = 0.0
         _log.error("algorithm_given_up", game=self.game, why=shortened(self._gave_up_why, 500))
 
-    def _step(self) -> bool:
+    def _step(self, *, may_train: bool) -> bool:
         context = self._context
         now = context.registry.catalogue(self.game)
         if now.epoch != self.epoch:
@@ -195,6 +200,7 @@ class GameLearner:
             )
             return False
         champion = now.model_of("champion", spec.schema)
+        self.has_bot = champion > 0
         recorded = context.store_stats.schemas[self.game][spec.schema].steps
         self._recorded_steps = sum(recorded[consent] for consent in context.config.learn_from)
         algorithm = algorithm_for(
@@ -244,6 +250,9 @@ class GameLearner:
             released_updates=training.marks.updates,
         )
         self._next = next_action(status, context.config.schedule)
+        if not may_train and self._next.action == "train":
+            why = f"paused while another game gets its first bot: {self._next.why}"
+            self._next = replace(self._next, action="wait", why=why)
         if self._next.action == "train":
             is_prepared = training.prepare(is_first=not champion)
             if not is_prepared:
@@ -580,6 +589,8 @@ class GameLearner:
             outcome = f"its replacement {name} is on trial"
             if is_due:
                 outcome += ", and the next one is trained once that is decided"
+        elif is_due and (self._spec is None or self._spec.schema != schema):
+            outcome = "it stays, since only the newest schema that is played is trained"
         elif is_due:
             outcome = "a replacement is trained"
             if is_waiting and (missing := self._next.missing_steps):
@@ -680,6 +691,18 @@ class GameLearner:
         drawn = of_trial(settled, canary.first_no)
         return len(compared_with_champion(drawn, self._context.keeper.bounds))
 
+    def _why_not_judged(self, canary: Alias | None) -> str:
+        """Why a canary cannot be judged: no episode of its schema has ended; else empty."""
+        schemas = self._context.store_stats.schemas.get(self.game, {})
+        recorded = schemas.get(canary.schema) if canary is not None and canary.model_no else None
+        if recorded is None or recorded.has_end:
+            return ""
+        return (
+            "the canary cannot be judged: the gate compares the returns of whole episodes, and no "
+            "episode has ended so far; next: end episodes in the game, in an endless one from time "
+            "to time with ep.end(obs, truncated=True)"
+        )
+
     def _not_compared(self, now: Catalogue, canary: Alias | None) -> dict[str, int]:
         """Episodes whose draw was not believed, by reason, or is of a trial before this one."""
         reasons = self._context.store_stats.not_compared(self.game)
@@ -743,7 +766,7 @@ class GameLearner:
         return {
             "game": self.game,
             "schema": spec.schema if spec else None,
-            "schema_steps": {name: stored.steps.total() for name, stored in schemas.items()},
+            "schema_steps": {name: stored.n_stored for name, stored in schemas.items()},
             "phase": training.algorithm if training else "",
             "doing": self._next.action,
             "why": self._next.why,
@@ -770,11 +793,16 @@ class GameLearner:
             "canary_episodes": self._canary_episodes(now, spec.schema) if spec else 0,
             # Above 0: it replaces the champion after a forget, and need not be better.
             "canary_margin": self._margin(now, on_trial.model_no) if on_trial and canary else 0.0,
+            "canary_waits": self._why_not_judged(on_trial),
             "control": control.model_no if control else 0,
             "not_compared": self._not_compared(now, on_trial),
             **(context.store_stats.progress(self.game, spec.schema) if spec else {}),
             "skills": self._skills(now, spec.schema) if spec else {},
-            "forgotten": self._forgotten(now, spec.schema) if spec else "",
+            "forgotten": "\n".join(
+                text
+                for pointer in now.live("champion")
+                if spec and (text := self._forgotten(now, pointer.schema))
+            ),
             "decision": last
             and {"model": last[0], "decision": last[1].decision, "why": last[1].why},
             "guarded_chunks": self._n_guarded,

@@ -9,7 +9,7 @@ that explores, not at all.
 The bot of an episode that the gate compares was drawn by a gateway: the note has its ticket, which
 must be sealed for this game, schema and model, and counts once. Episodes with any other ticket, or
 with a probability that only the client states, count as if their bot had not been drawn, and by
-the reason in `not_compared`.
+the reason in `not_compared`; `progress`, the returns for display, leaves them out.
 """
 
 import math
@@ -47,6 +47,8 @@ _MAX_FORGETS = 1_024
 """Newest `forget` events that are kept for each schema."""
 _MAX_USED = 16_384
 """Tickets of each schema that are remembered, the newest, so that each counts once."""
+_SAVED_FIELDS = 7
+"""What a file holds of each schema."""
 _ALL_PLAYERS = -1
 """The bits of all players."""
 _PAUSED_S = 600.0
@@ -95,6 +97,14 @@ class Recorded:
     """Bits of the players with steps, by a hash of 16 bits: few others share one."""
     forgotten: list[int] = field(default_factory=list)
     """Arrival numbers of the newest `forget` events that concerned one of them."""
+    erased: int = 0
+    """Of the steps, those that were no longer stored after the last `forget` event."""
+    has_end: bool = False
+    """Whether an episode of players or bots has ended."""
+
+    @property
+    def n_stored(self) -> int:
+        return self.steps.total() - self.erased
 
 
 class StoreStats:
@@ -121,8 +131,8 @@ class StoreStats:
         self._n_skilled: Counter[str] = Counter()
         """Number of all episodes at a skill, by model."""
         self._counts: dict[str, int] = {}
-        """Number of all episodes, by model."""
-        self._means: dict[str, tuple[int, float]] = {}
+        """Number of all episodes without an invalid draw, by model."""
+        self._means: dict[str, tuple[int, float | None]] = {}
         """Mean return of a model as it is shown, and the number of its episodes at that time."""
         self.schemas: dict[str, dict[str, Recorded]] = {}
         """By game and schema."""
@@ -132,6 +142,8 @@ class StoreStats:
         they were last saved."""
         self._unread_forgotten: list[int] = []
         """Arrival numbers of the newest `forget` events that concerned one of them."""
+        self._must_recount = False
+        """Whether there was a `forget` event since `erased` was counted."""
         follower.join(self)
 
     def follow(self, *, max_items: int = 256) -> bool:
@@ -139,7 +151,14 @@ class StoreStats:
 
         `max_items`: the size of a page.
         """
-        return self._follower.catch_up(self, max_s=MAX_READ_S, max_items=max_items)
+        has_read = self._follower.catch_up(self, max_s=MAX_READ_S, max_items=max_items)
+        if self._must_recount:
+            stored = self._follower.view.steps_by_schema(until_no=self.position.seen_no)
+            for schemas in self.schemas.values():
+                for name, recorded in schemas.items():
+                    recorded.erased = recorded.steps.total() - stored.get(name, 0)
+            self._must_recount = False
+        return has_read
 
     def read(self, item: Stored | Forgotten) -> None:
         """Count an item of the store; called by the follower."""
@@ -208,6 +227,7 @@ class StoreStats:
     def progress(self, game: str, schema: str) -> dict[str, Any]:
         """Mean returns of the first people with this schema and of the game's models, for display.
 
+        Episodes whose draw the gate does not believe are left out; those without a draw count.
         The best person is the player with the highest mean. Players whose mean is far from that of
         most others are left out of both.
         """
@@ -223,9 +243,9 @@ class StoreStats:
                 "best": max(means, default=None),
             },
             "returns": {
-                model: {"episodes": n, "mean": self._mean(model, n)}
+                model: {"episodes": n, "mean": mean}
                 for model, n in self._counts.items()
-                if model.startswith(f"{game}/")
+                if n and model.startswith(f"{game}/") and (mean := self._mean(model, n)) is not None
             },
         }
 
@@ -238,12 +258,16 @@ class StoreStats:
         """
         return dict(self._not_compared.get(game, {}))
 
-    def _mean(self, model: str, n_episodes: int) -> float:
-        """A model's mean return over the episodes that are kept, computed once for each number."""
+    def _mean(self, model: str, n_episodes: int) -> float | None:
+        """A model's mean return over the episodes that are kept, computed once for each number.
+
+        None if none of them has a valid draw.
+        """
         known = self._means.get(model)
         if known is None or known[0] != n_episodes:
-            returns = [one for own in believed(self._played[model]) for one in own]
-            known = n_episodes, float(np.mean(returns))
+            drawn = [episode for episode in self._played[model] if not episode.has_invalid_draw]
+            returns = [one for own in believed(drawn) for one in own]
+            known = n_episodes, float(np.mean(returns)) if returns else None
             self._means[model] = known
         return known[1]
 
@@ -284,6 +308,7 @@ class StoreStats:
                 if (recorded.players | self._unread_players) & bit:
                     recorded.forgotten = [*recorded.forgotten, arrival_no][-_MAX_FORGETS:]
         self._drop_episodes(player_hash(tombstone))
+        self._must_recount = True
 
     def _drop_episodes(self, player: str) -> None:
         """Remove a forgotten player's episodes from the returns of people and models."""
@@ -298,7 +323,8 @@ class StoreStats:
         for model, played in list(self._played.items()):
             kept = [episode for episode in played if episode.player != player]
             self._played[model] = kept
-            self._counts[model] -= len(played) - len(kept)
+            dropped = [episode for episode in played if episode.player == player]
+            self._counts[model] -= sum(not episode.has_invalid_draw for episode in dropped)
             self._means.pop(model, None)
             if not kept:
                 del self._played[model], self._counts[model]
@@ -354,6 +380,7 @@ class StoreStats:
             # A chunk may hold only the last row of an episode, and no step.
             running.is_persons &= by is not None and deciders <= {By.PERSON}
             has_ended = bool(columns["row"][end - 1] == RowKind.FINAL)
+            recorded.has_end |= has_ended
             if has_ended:
                 self._count(item, chunk, running, row=note.row)
             running.next_chunk = meta.chunk_no + 1
@@ -390,16 +417,19 @@ class StoreStats:
                 del self._played[oldest]
                 self._counts.pop(oldest, None)
                 self._means.pop(oldest, None)
-        self._counts[ended.model] = self._counts.get(ended.model, 0) + 1
-        if ticket := self._ticket(chunk.meta.game, ended):
+        ticket, why_invalid = self._ticket(chunk.meta.game, ended)
+        if ticket is not None:
             played = played._replace(propensity=ticket.propensity, entry=ticket.entry)
+        played = played._replace(has_invalid_draw=bool(why_invalid))
+        self._counts.setdefault(ended.model, 0)
+        self._counts[ended.model] += not why_invalid
         episodes = self._played.setdefault(ended.model, [])
         episodes.append(played)
         if len(episodes) > _MAX_EPISODES:
             del episodes[_FIRST_EPISODES]
 
-    def _ticket(self, game: str, ended: _Open) -> Ticket | None:
-        """Use the ticket of an episode that counts; None, and counted, if it is not valid."""
+    def _ticket(self, game: str, ended: _Open) -> tuple[Ticket | None, str]:
+        """Use the ticket of an episode that counts; None, and why, if it is not valid."""
         why = "unsealed" if ended.is_unsealed else ""
         ticket = None
         if ended.ticket is not None and self._seal is not None:
@@ -410,13 +440,13 @@ class StoreStats:
                 why = error.reason
         if why:
             self._not_compared.setdefault(game, Counter())[why] += 1
-            return None
+            return None, why
         if ticket is not None:
             used = self._used.setdefault(ended.schema, {})
             used[ticket.id] = None
             if len(used) > _MAX_USED:
                 del used[next(iter(used))]
-        return ticket
+        return ticket, ""
 
     def _why_invalid(self, ticket: Ticket, game: str, ended: _Open) -> str:
         """Why a sealed ticket does not count for an episode; empty if it does."""
@@ -465,6 +495,8 @@ class StoreStats:
                         dict(stored.people),
                         hex(stored.players),
                         stored.forgotten,
+                        stored.has_end,
+                        stored.erased,
                     ]
                     for name, stored in schemas.items()
                 }
@@ -519,6 +551,12 @@ class StoreStats:
             game: {name: _recorded(*fields) for name, fields in schemas.items()}
             for game, schemas in state["schemas"].items()
         }
+        # A file of an earlier version lacks what was erased.
+        self._must_recount = any(
+            len(fields) < _SAVED_FIELDS
+            for schemas in state["schemas"].values()
+            for fields in schemas.values()
+        )
 
     def close(self) -> None:
         self._follower.leave(self)
@@ -530,6 +568,8 @@ def _recorded(
     people: Mapping[str, int] | None = None,
     players: str = "0x0",
     forgotten: Sequence[int] = (),
+    has_end: bool = True,
+    erased: int = 0,
 ) -> Recorded:
     """What a file holds of a schema; one of an earlier version lacks the last fields."""
     return Recorded(
@@ -538,6 +578,8 @@ def _recorded(
         Counter(steps if people is None else people),
         int(players, 16),
         list(forgotten),
+        has_end=has_end,
+        erased=erased,
     )
 
 

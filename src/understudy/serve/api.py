@@ -5,8 +5,8 @@ key ─► scope ─► Origin ─► game ─► rate ─► body (bounded as i
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 import msgspec
@@ -19,8 +19,8 @@ from understudy.core.errors import InvalidName, Refused, StorageFull, Understudy
 from understudy.core.names import game_name
 from understudy.core.wording import shortened
 from understudy.models import keys
-from understudy.models.keys import NO_KEY, Key, Keys
-from understudy.serve.state import GatewayState, HeldMemory
+from understudy.models.keys import NO_KEY, Key
+from understudy.serve.state import GatewayState, HeldMemory, Limits, MemoryBudget
 from understudy.serve.wire import Failed, Failure, read_json
 
 JSON = "application/json"
@@ -29,7 +29,55 @@ _INLINE_BYTES = 32 * 1024
 """Larger compressed bodies are decompressed in a thread, so that other requests do not wait."""
 
 
-def key_of(head: Mapping[str, str], keys: Keys) -> Key | None:
+class ApiKeys(Protocol):
+    """The keys of an API."""
+
+    def check(self, text: str | None) -> Key:
+        """Return the key with this text; Refused if there is no such valid key."""
+        ...
+
+    def allows_origin(self, origin: str) -> bool:
+        """Whether some key allows pages of this origin."""
+        ...
+
+
+class ApiConfig(Protocol):
+    """The settings of an API that concern every request."""
+
+    @property
+    def hosts(self) -> Sequence[str] | None:
+        """Host names that are served besides loopback; None: any."""
+        ...
+
+    @property
+    def body_timeout_s(self) -> float: ...
+
+
+class ApiMetrics(Protocol):
+    """The metrics of every request."""
+
+    @property
+    def requests(self) -> Any: ...
+    @property
+    def seconds(self) -> Any: ...
+
+
+class ApiState(Protocol):
+    """What serving any request needs; a GatewayState has it."""
+
+    @property
+    def config(self) -> ApiConfig: ...
+    @property
+    def keys(self) -> ApiKeys: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def memory_budget(self) -> MemoryBudget: ...
+    @property
+    def metrics(self) -> ApiMetrics: ...
+
+
+def key_of(head: Mapping[str, str], keys: ApiKeys) -> Key | None:
     """Return the caller's key; None if none was sent, Refused if it is invalid, on any route."""
     authorization = head.get("authorization")
     if authorization is None:
@@ -44,6 +92,8 @@ class Call(Request):
     def __init__(self, scope: Scope, receive: Receive) -> None:
         super().__init__(scope, receive)
         self.gateway_state: GatewayState = scope["gateway_state"]
+        """In the API of another server, only what `api_state` has."""
+        self.api_state: ApiState = scope["gateway_state"]
         self.head: dict[str, str] = scope["head"]
         """Headers by name; a lookup costs a tenth of Starlette's."""
         self.key: Key | None = scope["key"]
@@ -150,6 +200,7 @@ class ApiRoute(Route):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the call against this route, read its body, and answer it."""
+        scope["route"] = "none"  # Starlette put this object there, which is no label for metrics
         if self.methods is not None and scope["method"] not in self.methods:
             raise _not_allowed(scope)
         scope["route"] = self.name
@@ -157,14 +208,14 @@ class ApiRoute(Route):
         self._check(call)
         answer = await self._answer(call)
         if self.waits:
-            key_of(call.head, call.gateway_state.keys)  # the key may have been revoked meanwhile
+            key_of(call.head, call.api_state.keys)  # the key may have been revoked meanwhile
         if answer.own_bytes:
             await self._send_own(call, answer, send)
         else:
             await answer(scope, receive, send)
 
     async def _send_own(self, call: Call, answer: Answer, send: Send) -> None:
-        with call.gateway_state.memory_budget.hold(call.key, call.address) as held:
+        with call.api_state.memory_budget.hold(call.key, call.address) as held:
             held.take(answer.own_bytes)
             held.evict = call.scope["connection"].abort
             await answer(call.scope, call.receive, send)
@@ -196,7 +247,7 @@ class ApiRoute(Route):
                 )
 
     async def _answer(self, call: Call) -> Answer:
-        state = call.gateway_state
+        state = call.api_state
         if call.key is not None:
             # Its bytes are charged as they arrive: the key's other players must not wait for bytes
             # that were only announced.
@@ -219,7 +270,9 @@ async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
     """Reject a path without a route; without a key, callers do not learn which paths exist."""
     if scope["key"] is None:
         raise Refused("no_key", NO_KEY)
-    raise Refused("not_found", "this path does not exist; see /v1/openapi.json")
+    raise Refused(
+        "not_found", "this path does not exist; those of the gateway are in /v1/openapi.json"
+    )
 
 
 def _not_allowed(scope: Scope) -> Refused:
@@ -293,7 +346,7 @@ async def read_body(call: Call, *, max_bytes: int, timeout_s: float, held: HeldM
 
 def _charge(call: Call, size_bytes: int) -> None:
     if call.key is not None:
-        wait_s = call.gateway_state.limits.owe(call.key, size_bytes)
+        wait_s = call.api_state.limits.owe(call.key, size_bytes)
         if wait_s > 0:
             raise _too_many(wait_s)
 
@@ -354,13 +407,13 @@ class Denied(Refused):
         self.allow = allow
 
 
-def error_answer(error: Exception) -> Answer:
+def error_answer(error: Exception, statuses: Mapping[str, int] = STATUS) -> Answer:
     """Return the answer for an error, without internal details."""
     match error:
         case Refused():
             code = error.reason
             detail = error.detail
-            status = STATUS.get(error.reason, 400)
+            status = statuses.get(error.reason, 400)
         case InvalidName():
             code = "bad_name"
             detail = str(error)

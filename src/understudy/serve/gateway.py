@@ -5,7 +5,7 @@ Host ─► Origin ─► key ─► route ─► the route's own checks (`api.p
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import structlog
@@ -13,8 +13,16 @@ from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from understudy.core.errors import ConfigError, Corrupt, Refused, UnderstudyError
-from understudy.models.keys import Keys
-from understudy.serve.api import Answer, ApiRoute, error_answer, key_of, not_found
+from understudy.serve.api import (
+    STATUS,
+    Answer,
+    ApiKeys,
+    ApiRoute,
+    ApiState,
+    error_answer,
+    key_of,
+    not_found,
+)
 from understudy.serve.pages import PAGES, load_pages
 from understudy.serve.routes import ROUTES
 from understudy.serve.state import GatewayState
@@ -81,55 +89,73 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request: check its head, then route it; every error gets an answer."""
-        began_s = time.perf_counter()
-        state = self._state
-        if state is None:
-            stopped = error_answer(
-                Refused("not_ready", "the gateway is starting or stopping; try again")
+        await serve_request(self._router, self._state, scope, receive, send)
+
+
+async def serve_request(
+    router: Router,
+    state: ApiState | None,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    *,
+    statuses: Mapping[str, int] = STATUS,
+) -> None:
+    """Check a request's head, then route it; every error gets an answer.
+
+    Without a state, the API is not ready. A state without hosts accepts any Host header.
+    `statuses`: the HTTP status by the reason of a Refused; all other reasons are 400.
+    """
+    began_s = time.perf_counter()
+    if state is None:
+        stopped = error_answer(
+            Refused("not_ready", "the gateway is starting or stopping; try again")
+        )
+        return await stopped(scope, receive, send)
+    scope.update(gateway_state=state, key=None, route="none")
+    allowed: dict[str, str] = {}
+    is_answered = False
+
+    async def answer(message: Message) -> None:
+        nonlocal is_answered
+        if message["type"] == "http.response.start":
+            is_answered = True
+            state.metrics.requests.labels(scope["route"], str(message["status"])).inc()
+            state.metrics.seconds.labels(scope["route"]).observe(time.perf_counter() - began_s)
+            for name, value in allowed.items():
+                message["headers"].append((name.encode(), value.encode("latin-1")))
+        await send(message)
+
+    try:
+        head = scope["head"] = read_head(scope)
+        host = head.get("host", "")
+        hosts = state.config.hosts
+        if hosts is not None:
+            check_host(host, hosts)
+        origin = head.get("origin")
+        is_preflight = scope["method"] == "OPTIONS" and origin is not None
+        allowed = cors(origin, state.keys, is_preflight=is_preflight)
+        if is_preflight:
+            return await Answer(b"", 204)(scope, receive, answer)
+        scope["own_origins"] = own_origins(scope["scheme"], host, hosts or ())
+        scope["key"] = key_of(head, state.keys)
+        if scope["key"] is not None:
+            scope["connection"].show_key()
+        # The undecoded path, since an encoded slash must not separate parts of it.
+        scope["path"] = scope["raw_path"].decode("latin-1")
+        return await router(scope, receive, answer)
+    except Exception as error:
+        if is_answered:
+            raise
+        refused = error_answer(error, statuses)
+        if refused.status_code in (500, 503) and not isinstance(error, Refused):
+            _log.error(
+                "request_failed",
+                route=scope["route"],
+                status=refused.status_code,
+                error=repr(error)[:300],
             )
-            return await stopped(scope, receive, send)
-        scope.update(gateway_state=state, key=None, route="none")
-        allowed: dict[str, str] = {}
-        is_answered = False
-
-        async def answer(message: Message) -> None:
-            nonlocal is_answered
-            if message["type"] == "http.response.start":
-                is_answered = True
-                state.metrics.requests.labels(scope["route"], str(message["status"])).inc()
-                state.metrics.seconds.labels(scope["route"]).observe(time.perf_counter() - began_s)
-                for name, value in allowed.items():
-                    message["headers"].append((name.encode(), value.encode("latin-1")))
-            await send(message)
-
-        try:
-            head = scope["head"] = read_head(scope)
-            host = head.get("host", "")
-            check_host(host, state.config.hosts)
-            origin = head.get("origin")
-            is_preflight = scope["method"] == "OPTIONS" and origin is not None
-            allowed = cors(origin, state.keys, is_preflight=is_preflight)
-            if is_preflight:
-                return await Answer(b"", 204)(scope, receive, answer)
-            scope["own_origins"] = own_origins(scope["scheme"], host, state.config.hosts)
-            scope["key"] = key_of(head, state.keys)
-            if scope["key"] is not None:
-                scope["connection"].show_key()
-            # The undecoded path, since an encoded slash must not separate parts of it.
-            scope["path"] = scope["raw_path"].decode("latin-1")
-            return await self._router(scope, receive, answer)
-        except Exception as error:
-            if is_answered:
-                raise
-            refused = error_answer(error)
-            if refused.status_code in (500, 503) and not isinstance(error, Refused):
-                _log.error(
-                    "request_failed",
-                    route=scope["route"],
-                    status=refused.status_code,
-                    error=repr(error)[:300],
-                )
-            return await refused(scope, receive, answer)
+        return await refused(scope, receive, answer)
 
 
 async def follow_keys(state: GatewayState) -> None:
@@ -216,7 +242,7 @@ def own_origins(scheme: str, host: str, hosts: Sequence[str]) -> tuple[str, ...]
     )
 
 
-def cors(origin: str | None, keys: Keys, *, is_preflight: bool) -> dict[str, str]:
+def cors(origin: str | None, keys: ApiKeys, *, is_preflight: bool) -> dict[str, str]:
     """Return the CORS headers for a page of this origin; none if no key allows the origin."""
     if origin is None or not keys.allows_origin(origin):
         if is_preflight:

@@ -1,4 +1,4 @@
-"""Serves a gateway on a socket: TLS or loopback, bounded connections, and a graceful stop."""
+"""Serves an API on a socket: TLS or loopback, bounded connections, and a graceful stop."""
 
 import asyncio
 import contextlib
@@ -6,21 +6,22 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import uvicorn
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from understudy.core.errors import ConfigError
 from understudy.core.location import is_loopback
 from understudy.core.wording import joined
-from understudy.serve.gateway import Gateway
 from understudy.serve.wire import (
     HEAD_TOO_LARGE,
     MAX_HEAD_BYTES,
@@ -41,7 +42,7 @@ _GOODBYE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
-    """The address, TLS files and timeouts of a gateway."""
+    """The address, TLS files and timeouts of a server."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -117,10 +118,24 @@ class Listen:
             ) from None
 
 
-class GatewayServer:
-    """Serves a gateway until `stop`; the constructor binds the socket and sets `url`."""
+class Api(Protocol):
+    """What a server serves: the gateway, or the API of a learner for its workers."""
 
-    def __init__(self, gateway: Gateway, listen: Listen) -> None:
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """Requests are served inside this context."""
+        ...
+
+    def drain(self) -> None:
+        """End all requests that wait, because the server will stop."""
+        ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class GatewayServer:
+    """Serves an API until `stop`; the constructor binds the socket and sets `url`."""
+
+    def __init__(self, gateway: Api, listen: Listen) -> None:
         self._gateway = gateway
         self._uvicorn = _Uvicorn(gateway, listen)
         self._socket = _bound(listen)
@@ -153,7 +168,7 @@ class _Uvicorn(uvicorn.Server):
     With TLS it accepts connections itself, since they must be counted before their handshake.
     """
 
-    def __init__(self, gateway: Gateway, listen: Listen) -> None:
+    def __init__(self, gateway: Api, listen: Listen) -> None:
         self._gateway = gateway
         self._listen = listen
         self._tasks: set[asyncio.Task[None]] = set()
@@ -385,6 +400,7 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = False
         self._is_arriving = False
         self._is_last = False
+        self._closes_after_request = False
         self._head_bytes = 0
         self._pipelined_bytes = 0
         self._unanswered = 0
@@ -398,6 +414,13 @@ class Connection(HttpToolsProtocol):
 
     def abort(self) -> None:
         self.transport.abort()
+
+    def close_after_request(self) -> None:
+        """Close the connection as soon as the request has arrived, whose answer was sent."""
+        if self._is_arriving:
+            self._closes_after_request = True
+        else:
+            self.transport.close()
 
     def show_key(self) -> None:
         """Count this connection as one with a key from now on."""
@@ -496,6 +519,8 @@ class Connection(HttpToolsProtocol):
         self.scope.update(address=address, connection=self)  # type: ignore[call-arg]
         self._within(self.listen.body_timeout_s)
         super().on_headers_complete()
+        if not self.cycle.keep_alive:
+            self.cycle.transport = _Lingering(self)
 
     def on_message_complete(self) -> None:
         self._is_arriving = False
@@ -504,6 +529,8 @@ class Connection(HttpToolsProtocol):
         else:  # a rejected body may end after its answer
             self._idle()
         super().on_message_complete()
+        if self._closes_after_request:
+            self.transport.close()
 
     # --- Callbacks of uvicorn ---------------------------------------------------------------------
 
@@ -534,6 +561,27 @@ class Connection(HttpToolsProtocol):
         head += f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+class _Lingering(asyncio.Transport):
+    """The transport of a request after which the client wants the connection closed.
+
+    If that were done while a rejected body still arrives, the connection would be reset, and a
+    client that sends all of it first could not read the answer.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._connection.transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._connection.transport.is_closing()
+
+    def close(self) -> None:
+        self._connection.close_after_request()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

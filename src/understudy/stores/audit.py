@@ -285,7 +285,10 @@ def _gaps(findings: Findings) -> tuple[int, int]:
     for session, ranges_of_session in sessions.items():
         if any(session) and tombstone_of(session) not in findings.forgotten_sessions:
             is_pruned = session_time_s(uuid.UUID(bytes=session)) < findings.pruned_before_s
-            start = min(first for first, _, _ in ranges_of_session) if is_pruned else 0
+            # A quarantined frame may be older than what was pruned.
+            stored = [first for first, _, frame in ranges_of_session if frame is not None]
+            known = stored or [first for first, _, _ in ranges_of_session]
+            start = min(known) if is_pruned else 0
             missing, lost_steps = _session_gaps(ranges_of_session, start=start)
             chunks += missing
             steps += lost_steps

@@ -474,6 +474,37 @@ class LocalStore:
         self._database.truncate_log()
         return (before - self._database.pragma("page_count")) * PAGE_BYTES
 
+    def trim(self, keep: Iterable[tuple[uuid.UUID, int]]) -> int:
+        """Delete all frames that arrived before each of these chunks; return how many.
+
+        Their records are deleted, too, so that the database stops growing: for a store whose
+        frames are never sent again. Quarantined frames stay.
+        """
+        with self._state:
+            self._check_open()
+            with disk("reading the store"):
+                kept = [self.lookup.frame(*key) for key in keep]
+        below = min((row.arrival for row in kept if row is not None), default=0)
+        query = f"SELECT {COLUMNS} FROM frames f WHERE arrival < ? ORDER BY arrival LIMIT ?"
+        total = 0
+        while page := self._database.rows(query, (below, _SLICE_ROWS)):
+            rows = _first_slice(page)
+
+            def delete(rows: list[FrameRow] = rows) -> int:
+                last = rows[-1].arrival
+                received_s = max(row.received for row in rows)
+                self._save_head(
+                    pruned_below=max(self._head.pruned_below, last + 1),
+                    pruned_before_s=max(self._head.pruned_before_s, received_s + 1),
+                )
+                for table in ("bodies", "frames"):
+                    self._db.execute(f"DELETE FROM {table} WHERE arrival <= ?", (last,))
+                return sum(row.body_len for row in rows)
+
+            self._erasing("trimming the store", delete)
+            total += len(rows)
+        return total
+
     def erase(self) -> int:
         """Finish pending erasures, also after a crash; return the number of erased chunks."""
         with self._state:
@@ -671,11 +702,7 @@ class LocalStore:
         """Remove the bytes of a query's frames in slices; return how many were stored chunks."""
         total = 0
         while page := self._database.rows(query, (*values, _SLICE_ROWS)):
-            rows = [FrameRow(*row) for row in page]
-            sizes = list(accumulate(row.body_len for row in rows))
-            rows = [
-                row for row, size in zip(rows, sizes, strict=True) if size <= _SLICE_BYTES
-            ] or rows[:1]
+            rows = _first_slice(page)
 
             def remove_bytes(rows: list[FrameRow] = rows) -> int:
                 for row in rows:
@@ -811,6 +838,13 @@ class LocalStore:
                 with self._changing(doing):
                     written = change()
             self._database.wrote(written)
+
+
+def _first_slice(page: Sequence[tuple[Any, ...]]) -> list[FrameRow]:
+    """The first frames of a page, of at most _SLICE_BYTES together, but at least one."""
+    rows = [FrameRow(*row) for row in page]
+    sizes = accumulate(row.body_len for row in rows)
+    return [row for row, size in zip(rows, sizes, strict=True) if size <= _SLICE_BYTES] or rows[:1]
 
 
 def _marks(count: int) -> str:

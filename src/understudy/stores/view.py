@@ -301,6 +301,17 @@ class StoreView:
                     break
         return frames
 
+    def steps_by_schema(self, *, until_no: int) -> dict[str, int]:
+        """Steps that are stored now, by schema, of chunks up to an arrival number."""
+        query = (
+            "SELECT c.schema, sum(f.n_steps) FROM frames f JOIN schemas c ON c.id = f.schema WHERE "
+            "f.kind = 0 AND f.fate = 0 AND f.arrival <= ? AND f.session NOT IN (SELECT s.id FROM "
+            "sessions s JOIN erasures e ON e.player = s.player AND s.id < e.sessions_below) "
+            "GROUP BY c.schema"
+        )
+        with self.snapshot() as db:
+            return dict(db.execute(query, (until_no,)).fetchall())
+
     def counts(self) -> StoreCounts:
         """Count the store's contents from its tables."""
         by_game = (

@@ -14,9 +14,11 @@ class TestMyStore(StoreContract, StoreAdminContract):
         return MyStore(self.path / f"store-{self.count}", clock)
 
 StoreContract needs both ports of a store, and `make` and `reopen`. StreamContract, LinkContract and
-ObjectsContract need `make()`; AlgorithmContract, which imports JAX, is in
-`understudy.testing.algorithm`. Each contract names its optional hooks. Malicious players, in trials
-of the gate and in recorded steps, are simulated by `understudy.testing.poisoning`.
+ObjectsContract need `make()`, TeamContract also `policy()` and `make_noting(folder)`,
+ReplayContract `make(game, needs, config)`, SearcherContract `make(plan)`; AlgorithmContract, which
+imports JAX, is in `understudy.testing.algorithm`. Each contract names its optional hooks. Malicious
+players, in trials of the gate and in recorded steps, are simulated by
+`understudy.testing.poisoning`.
 """
 
 import sys
@@ -26,7 +28,17 @@ if "pytest" in sys.modules:
     sys.modules["pytest"].register_assert_rewrite(
         *(
             f"{__name__}.{module}"
-            for module in ("algorithm", "links", "objects", "store_harness", "stores", "streams")
+            for module in (
+                "algorithm",
+                "links",
+                "objects",
+                "replays",
+                "searchers",
+                "store_harness",
+                "stores",
+                "streams",
+                "teams",
+            )
         )
     )
 
@@ -41,8 +53,11 @@ from understudy.testing.faults import (
 )
 from understudy.testing.links import LinkContract
 from understudy.testing.objects import ObjectsContract
+from understudy.testing.replays import ReplayContract
+from understudy.testing.searchers import SearcherContract
 from understudy.testing.stores import StoreAdminContract, StoreContract
 from understudy.testing.streams import StreamContract
+from understudy.testing.teams import TeamContract
 
 __all__ = [
     "START_S",
@@ -55,7 +70,10 @@ __all__ = [
     "LinkContract",
     "ManualClock",
     "ObjectsContract",
+    "ReplayContract",
+    "SearcherContract",
     "StoreAdminContract",
     "StoreContract",
     "StreamContract",
+    "TeamContract",
 ]

@@ -7,8 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
+from gymnasium.vector import AutoresetMode, VectorEnv
 
-from understudy.act.vector import Envs, game_of, make_envs
+from understudy.act.vector import (
+    Envs,
+    game_of,
+    is_train_only,
+    is_vector,
+    make_envs,
+    single_game,
+    wrappers_of,
+)
 from understudy.act.vector_envs import layers_of
 from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
 from understudy.core.wording import joined, pairs
@@ -21,7 +30,10 @@ class GameChoice:
     """A game, and how its envs are created."""
 
     game: Any
-    """A Gymnasium id, a function that creates an env, or an env (copied, never modified)."""
+    """A Gymnasium id, a function that creates an env, or an env (copied, never modified).
+
+    Or a vector env, which is trained on and never closed, or a function of `num_envs` that creates
+    one."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: Sequence[Any] = ()
     """`module:Class`, or an importable class; the first one is the innermost.
@@ -31,11 +43,6 @@ class GameChoice:
     """Frames that each action is repeated for."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.game, gymnasium.vector.VectorEnv):
-            raise ConfigError(
-                f"game is a vector env ({type(self.game).__name__}), but a run creates its own "
-                "envs for training and for evaluation; give a function that creates one env"
-            )
         for wrapper in self.wrappers:
             _path_of(wrapper)
         if type(self.frame_skip) is not int or self.frame_skip < 1:
@@ -60,6 +67,16 @@ class GameChoice:
         return isinstance(self.game, str)
 
     @property
+    def is_vector(self) -> bool:
+        """Whether training uses a vector env that is passed or created by a function."""
+        return is_vector(self.game)
+
+    @property
+    def num_envs(self) -> int | None:
+        """The number of envs of a vector env that was passed; None: as many as are requested."""
+        return self.game.num_envs if isinstance(self.game, VectorEnv) else None
+
+    @property
     def name(self) -> str:
         if isinstance(self.game, str):
             return self.game
@@ -68,17 +85,20 @@ class GameChoice:
         return str(getattr(spec, "id", None) or getattr(game, "__name__", type(game).__name__))
 
     def make(self, num_envs: int, *, is_training: bool = False) -> Envs:
-        """Create `num_envs` envs that are stepped together."""
+        """Create `num_envs` envs that are stepped together; only those of training may autoreset.
+
+        If the game is a vector env, training gets it unchanged, and the caller must not close it.
+        """
         try:
+            game = self.game
+            if self.is_vector and not is_training:
+                game = self._evaluated_game()
             return make_envs(
-                self.game,
+                game,
                 num_envs,
-                env_kwargs=dict(self.env_kwargs),
-                wrappers=[
-                    wrapper.removeprefix(_TRAIN_ONLY) if _is_train_only(wrapper) else wrapper
-                    for wrapper in self.wrappers
-                    if is_training or not _is_train_only(wrapper)
-                ],
+                may_autoreset=is_training,
+                env_kwargs=dict(self.env_kwargs) if game is self.game else None,
+                wrappers=wrappers_of(self.wrappers, is_training=is_training),
                 frame_skip=self.frame_skip,
             )
         except UnderstudyError:
@@ -90,6 +110,19 @@ class GameChoice:
                 f"envs of {self.name} cannot be created: {type(error).__name__}: {error}; check "
                 f"{' and '.join(parts) or 'the game itself'}"
             ) from error
+
+    def _evaluated_game(self) -> Any:
+        """The game of evaluations, whose episodes start from held-out seeds, for a vector env.
+
+        ConfigError if there are no envs that can be reset with a seed.
+        """
+        envs = self.make(self.num_envs or 1, is_training=True)
+        if envs is self.game:
+            return single_game(envs)
+        try:
+            return single_game(envs) if resets_itself(envs) else self.game
+        finally:
+            envs.close()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -121,14 +154,6 @@ def choice_of(facts: Mapping[str, Any], choice: GameChoice | None, *, call: str 
     return replace(choice, **{name: facts[name] for name in omitted})
 
 
-_TRAIN_ONLY = "train:"
-
-
-def _is_train_only(wrapper: Any) -> bool:
-    """Whether it is `train:module:Class`; `train:Class` is a class of a module called train."""
-    return isinstance(wrapper, str) and wrapper.startswith(_TRAIN_ONLY) and wrapper.count(":") > 1
-
-
 def _path_of(wrapper: Any) -> str:
     """`module:Class` of a wrapper; ConfigError if it cannot be imported by that path."""
     if isinstance(wrapper, str):
@@ -153,21 +178,29 @@ class EnvInfo:
     """The game's own `reward_threshold`, if it has one."""
     env_class: str
     is_builtin: bool
+    resets_itself: bool
+    """A vector env starts its episodes itself, from seeds of its own."""
 
 
-def inspect_env(choice: GameChoice) -> EnvInfo:
+def resets_itself(envs: Envs) -> bool:
+    """Whether a vector env resets its envs itself."""
+    return envs.metadata["autoreset_mode"] is not AutoresetMode.DISABLED
+
+
+def inspect_env(choice: GameChoice, *, is_training: bool = False) -> EnvInfo:
     """Create and reset one env, and return its properties.
 
-    GameFailed if its reset fails; ConfigError if its wrappers do not fit a run.
+    With `is_training`, and if the game is a vector env, it is the one of training. GameFailed if
+    its reset fails; ConfigError if its wrappers do not fit a run.
     """
-    info = _inspect(choice, is_training=False)
-    if any(map(_is_train_only, choice.wrappers)):
+    info = _inspect(choice, is_training=is_training and choice.is_vector)
+    if any(map(is_train_only, choice.wrappers)):
         spec = _inspect(choice, is_training=True).spec
         if replace(spec, max_episode_steps=info.spec.max_episode_steps) != info.spec:
             raise ConfigError(
                 f"the wrappers {joined(map(_path_of, choice.wrappers))} change the spaces of "
                 f"{choice.name} in training only, where its policy could not be evaluated; remove "
-                f"the prefix {_TRAIN_ONLY!r} of those that change spaces"
+                "the prefix 'train:' of those that change spaces"
             )
     return info
 
@@ -195,22 +228,24 @@ def different_spaces(env: GameSpec, other: GameSpec) -> str:
 
 
 def _inspect(choice: GameChoice, *, is_training: bool) -> EnvInfo:
-    envs = choice.make(1, is_training=is_training)
+    num_envs = choice.num_envs if is_training else None
+    envs = choice.make(num_envs or 1, is_training=is_training)
     try:
         env = envs.envs[0].unwrapped if hasattr(envs, "envs") else envs
-        for layer in layers_of(envs.envs[0]) if hasattr(envs, "envs") else ():
+        singles = layers_of(envs.envs[0]) if hasattr(envs, "envs") else ()
+        for layer in (*layers_of(envs), *singles):
             # Statistics that are frozen are constants of the env.
             if "obs_rms" in vars(layer) and getattr(layer, "update_running_mean", True):
                 raise ConfigError(
                     f"{type(layer).__name__} around {choice.name} keeps running statistics in each "
                     "env, where evaluations and bots do not have them; remove it and set "
-                    "observation_norm to true (--set observation_norm=true), which keeps them in "
-                    "the policy"
+                    "observation_norm=true, which keeps them in the policy"
                 )
         spec = game_of(envs)
         threshold = getattr(envs.spec, "reward_threshold", None)
         env_class = f"{type(env).__module__}:{type(env).__qualname__}"
-        return EnvInfo(spec, threshold, env_class, type(env).__module__.startswith("understudy."))
+        is_builtin = type(env).__module__.startswith("understudy.")
+        return EnvInfo(spec, threshold, env_class, is_builtin, resets_itself(envs))
     except UnderstudyError:
         raise
     except Exception as error:
@@ -220,4 +255,5 @@ def _inspect(choice: GameChoice, *, is_training: bool) -> EnvInfo:
             "check_env helps); --debug shows the traceback"
         ) from error
     finally:
-        envs.close()
+        if envs is not choice.game:
+            envs.close()

@@ -1,6 +1,7 @@
 """Evaluation: held-out seeds, the envs that play them, and the returns of finished runs."""
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from understudy.act.evaluate import MAX_STEPS, Evaluated, evaluate
+from understudy.act.evaluation_team import EvaluationTeam
+from understudy.act.team import TeamPlan
 from understudy.act.vector import Envs
 from understudy.core.errors import ConfigError
 from understudy.core.statistics import bootstrap, iqm
@@ -48,9 +51,10 @@ def held_out_seeds(count: int, *, series: int, attempt: int = 0) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Plays held-out episodes with a policy; without envs, every result is None."""
+    """Plays held-out episodes with a policy; without envs or a team, every result is None."""
 
-    envs: Envs | None
+    envs: Envs | EvaluationTeam | None
+    """A team plays the same episodes in several processes."""
     max_steps: int = MAX_STEPS
     """Steps after which an episode is cut, if the game has no step limit."""
     why_not: str = ""
@@ -62,7 +66,9 @@ class Evaluator:
         if self.envs is None:
             return None
         seeds = held_out_seeds(episodes, series=series, attempt=attempt)
-        return evaluate(policy, self.envs, episodes=episodes, seeds=seeds, max_steps=self.max_steps)
+        if isinstance(self.envs, EvaluationTeam):
+            return self.envs.evaluate(policy, seeds=seeds, max_steps=self.max_steps)
+        return evaluate(policy, self.envs, seeds=seeds, max_steps=self.max_steps)
 
 
 def make_evaluator(
@@ -72,10 +78,28 @@ def make_evaluator(
     episodes: int,
     max_steps: int,
     opened: contextlib.ExitStack,
+    num_processes: int = 1,
 ) -> Evaluator:
-    """An evaluator with its own parallel envs, closed with `opened`."""
-    num_envs = min(episodes, _MAX_ENVS if env_info.is_builtin else _MAX_GYM_ENVS)
-    envs = opened.enter_context(contextlib.closing(choice.make(num_envs)))
+    """An evaluator with its own parallel envs, closed with `opened`.
+
+    Several processes each play a part of the episodes; one is this process.
+    """
+    most = _MAX_ENVS if env_info.is_builtin else _MAX_GYM_ENVS
+    num_envs = min(math.ceil(episodes / num_processes), most)
+    envs: Envs | EvaluationTeam
+    if num_processes > 1:
+        plan = TeamPlan(
+            make_envs=choice.make,
+            game=env_info.spec,
+            root_seed=0,
+            created_ms=0,
+            num_envs=num_envs * num_processes,
+            num_actors=num_processes,
+        )
+        envs = EvaluationTeam(plan)
+    else:
+        envs = choice.make(num_envs)
+    opened.enter_context(contextlib.closing(envs))
     return Evaluator(envs, max_steps)
 
 

@@ -1,8 +1,11 @@
 """Typed events of a run, for callbacks, live views and loggers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
+
+from understudy.ports import TeamReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,10 @@ class Started:
     """Steps that schedules span; 0: those of the run."""
     cut_schedules: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Schedules that end after the run: the value at its last step, and the schedule's own end."""
+    worker_command: str = ""
+    """The command that starts a worker, if workers play; they need the key in `worker_key`."""
+    worker_key: str = ""
+    """Where the workers' key is: a file or a variable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +118,34 @@ class Compiling:
     what: str
 
 
-Event = Started | EpisodeEnded | Update | Evaluation | CheckpointSaved | Guarded | Compiling
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersReport:
+    """What the workers of a run have done, about once a second."""
+
+    env_steps: int
+    report: TeamReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEvaluation:
+    """A worker played held-out episodes with a version's greedy policy."""
+
+    env_steps: int
+    version: int
+    returns: Sequence[float]
+
+
+Event = (
+    Started
+    | EpisodeEnded
+    | Update
+    | Evaluation
+    | CheckpointSaved
+    | Guarded
+    | Compiling
+    | WorkersReport
+    | WorkerEvaluation
+)
 
 
 class StopType:
@@ -124,3 +158,5 @@ class StopType:
 Stop: Final = StopType()
 
 OnEvent = Callable[[Event], object]
+HoldInterrupts = Callable[[], AbstractContextManager[None]]
+"""Creates a context that delays a KeyboardInterrupt to its end."""

@@ -4,7 +4,8 @@ RUN/run.json               game, seed, wrappers, creation time, package versions
 RUN/preset.toml            every setting; with the game, the seed and the files beside it, it
                            reproduces the run
 RUN/checkpoints/           where a killed run resumes
-RUN/store/                 the experience of its actors, to refill the replay
+RUN/store/                 the experience of its actors, to refill the replay; all of it only with
+                           keep_history
 RUN/network.json           only if a network was given by its spec, or taken from another run
 RUN/start.safetensors      only if it started from another run's policy
 RUN/curve.csv, curve.png   evaluations over time
@@ -276,13 +277,11 @@ def check_free(folder: Path) -> None:
     """ConfigError unless a run may start in this folder."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(
-            f"{folder} is a file; give a folder that is empty or does not exist yet: --out "
+            f"{folder} is a file; give a folder that is empty or does not exist yet, such as "
             f"{folder}-1"
         )
     if not is_empty(folder):
-        raise ConfigError(
-            f"{folder} is not empty; give another --out, or --resume to continue the run in it"
-        )
+        raise ConfigError(f"{folder} is not empty; give another folder, or resume the run in it")
 
 
 def seed_folders(root: Path) -> Sequence[Path]:

@@ -20,10 +20,11 @@ from understudy.experience.frame import FrameKind
 from understudy.experience.session import tombstone_of
 from understudy.learn.best_episodes import pieces_of, returns_of, rows_from
 from understudy.learn.learner import Learner
-from understudy.learn.replay import Drawn, HostReplay, ReplayConfig
-from understudy.learn.replay_source import ReplaySource
+from understudy.learn.replay import HostReplay
+from understudy.learn.replay_source import PlayersReplay, ReplaySource
 from understudy.nn.policy import Policy
 from understudy.ports import Forgotten, Stored
+from understudy.replay import Drawn, ReplayConfig
 from understudy.training.events import Compiling, Guarded, OnEvent, Update
 from understudy.training.follower import (
     MAX_READ_S,
@@ -79,7 +80,8 @@ class FromStore:
             )
         self.learner = learner
         self._source = learner.source
-        self._replay = learner.source.replay
+        self._source.check_players()
+        self._replay = self._source.of_players
         self._follower = follower
         self._steps = steps
         self._horizon = horizon or steps
@@ -397,7 +399,7 @@ def held_out_of(players: Mapping[ChunkId, bytes], steps: Mapping[ChunkId, int]) 
 
 
 def _draw(
-    replay: HostReplay, max_steps: int, *, row_weights: NDArray[np.float32] | None = None
+    replay: PlayersReplay, max_steps: int, *, row_weights: NDArray[np.float32] | None = None
 ) -> Drawn:
     """Steps of a replay, always the same ones of the same replay."""
     n_steps = min(max_steps, replay.n_sampleable)

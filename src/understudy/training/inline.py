@@ -1,116 +1,36 @@
-"""The inline engine: actor and learner take turns in one process.
+"""The engine of a run: a team of actors and a learner take turns.
 
-    round:  collect (actor) ─► insert ─► updates while the limiter allows ─► publish ─► next round
+    round:  collect (team) ─► insert ─► updates while the limiter allows ─► publish ─► next round
 
 In lock-step (the default) a round is a pure function of the previous one, so a run that is killed
-and resumed ends bit-identical. When asynchronous, the actor plays ahead in its own thread while
-the learner updates.
+and resumed ends bit-identical. When asynchronous, the team plays ahead while the learner updates.
 """
 
 import contextlib
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from understudy.act.actor import Actor, Collected, epsilon_ladder
-from understudy.backends.local import open_local_store
-from understudy.core.clock import Clock
-from understudy.core.errors import ConfigError, Corrupt, LearningFailed, Refused
+from understudy.act.actor import epsilon_ladder
+from understudy.core.errors import ConfigError, LearningFailed, Refused
 from understudy.core.tensors import Array, arrays_under
-from understudy.experience.chunk import Chunk, ChunkId, chunk_name, chunk_of
-from understudy.experience.frame import decode_frame
-from understudy.experience.game import GameSpec
+from understudy.experience.chunk import ChunkId, chunk_name
 from understudy.learn.learner import Learner
 from understudy.nn.policy import Policy
-from understudy.ports import Candidate, Quarantined, WriteBatch
-from understudy.training.events import Compiling, EpisodeEnded, Guarded, OnEvent, Update
-from understudy.training.follower import stored_chunks
-
-_PARTITION = "actors"
-_WRITE_CHUNKS = 256
-_NO_PLAYER = bytes(16)
-"""Actors' chunks have no player."""
-
-
-class _OneGame:
-    """The specs of a store with a single game."""
-
-    def __init__(self, game: GameSpec) -> None:
-        self._game = game
-
-    def spec(self, game: str, schema: str) -> GameSpec | None:
-        return self._game if (game, schema) == (self._game.game, self._game.schema) else None
-
-    def has_game(self, game: str) -> bool:
-        return game == self._game.game
-
-
-class RunStore:
-    """A run's own store: the experience of its actors, to refill the replay after a kill.
-
-    Chunks stay in memory until `flush`, before a checkpoint; only then can `read` return them.
-    """
-
-    def __init__(self, folder: Path, game: GameSpec, *, clock: Clock) -> None:
-        self._clock = clock
-        self._store = open_local_store(folder, specs=_OneGame(game))
-        self._claim = self._store.claim(_PARTITION, owner="run", ttl_s=1e6)
-        self._waiting: list[Chunk] = []
-
-    def add(self, chunks: Sequence[Chunk]) -> None:
-        self._waiting.extend(chunks)
-
-    def flush(self) -> None:
-        """Make everything durable; chunks that were stored before a kill are not stored again."""
-        now_s = int(self._clock.now())
-        for at in range(0, len(self._waiting), _WRITE_CHUNKS):
-            batch = self._waiting[at : at + _WRITE_CHUNKS]
-            candidates = [
-                Candidate(chunk.frame().stamped(_NO_PLAYER, now_s), chunk) for chunk in batch
-            ]
-            self._store.write(WriteBatch(_PARTITION, self._claim.epoch, None, candidates))
-        self._waiting = []
-
-    def read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
-        """These chunks, in order, including quarantined ones; Corrupt if one is missing."""
-        chunks = stored_chunks(self._store, set(ids))
-        if rest := set(ids) - chunks.keys():
-            # Only these are decoded: chunks with NaN rewards do not decode, and never were in a
-            # replay.
-            frames = [
-                decode_frame(entry.raw) for key, entry in self._in_quarantine() if key in rest
-            ]
-            chunks |= {chunk.meta.id: chunk for chunk in map(chunk_of, frames)}
-        if missing := [chunk_name(key) for key in ids if key not in chunks]:
-            raise Corrupt(
-                f"the run's store lacks {len(missing)} chunks of its checkpoint, such as "
-                f"{missing[0]}; restore the run's folder from a copy, or train again"
-            )
-        return iter([chunks[key] for key in ids])
-
-    def _in_quarantine(self) -> Iterator[tuple[ChunkId, Quarantined]]:
-        last = 0
-        while page := self._store.quarantined(after_id=last):
-            for entry in page:
-                if entry.session is not None and entry.chunk_no is not None:
-                    yield (entry.session, entry.chunk_no), entry
-            last = page[-1].id
-
-    @property
-    def quarantined(self) -> Sequence[ChunkId]:
-        """The quarantined chunks, which are never sampled again."""
-        return [key for key, _ in self._in_quarantine()]
-
-    def quarantine(self, ids: Sequence[ChunkId], *, reason: str) -> None:
-        """Exclude chunks from all later samples; unstored ones are stored first."""
-        self.flush()
-        self._store.quarantine(ids, reason=reason)
-
-    def close(self) -> None:
-        self._store.close()
+from understudy.ports import Collected, Team
+from understudy.training.events import (
+    Compiling,
+    EpisodeEnded,
+    Guarded,
+    OnEvent,
+    Update,
+    WorkerEvaluation,
+    WorkersReport,
+)
+from understudy.training.run_store import RunStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,37 +58,33 @@ class InlineConfig:
 
 
 class Inline:
-    """One actor and one learner; `step` runs one round."""
+    """A team and a learner; `step` runs one round."""
 
     def __init__(
         self,
         learner: Learner,
-        actor: Actor,
+        team: Team,
         *,
         config: InlineConfig,
         history: RunStore | None,
         on_event: OnEvent,
     ) -> None:
-        if config.is_asynchronous and learner.is_on_policy:
-            raise ConfigError(
-                "asynchronous is true, but this algorithm is on-policy and learns only from its "
-                "newest weights; set it to false"
-            )
         if getattr(learner.algorithm.needs, "is_cloning", False):
             raise ConfigError(
-                "this algorithm clones recorded play and would only copy itself; give "
-                "--from-store DIR"
+                "this algorithm clones recorded play and would only copy itself; train "
+                "it from a store: from_store=DIR"
             )
         self.learner = learner
-        self._actor = actor
+        self._team = team
         self._config = config
         self._history = history
         self._on_event = on_event
         self._round = 0
         self.steps = 0
         self._lag = 0
+        self._update_s = 0.0
         self.policy = learner.publish()
-        """The actor's policy."""
+        """The team's policy."""
         if (
             self.policy.head.kind == "epsilon_greedy"
             and not config.has_ladder
@@ -203,6 +119,8 @@ class Inline:
         collected = self.play(self.policy, self._round) if ahead is None else ahead.take()
         self.steps += collected.env_steps
         self._round += 1
+        for what in collected.replaced:
+            self._on_event(Guarded(env_steps=self.steps, what=what))
         for episode in collected.episodes:
             self._on_event(
                 EpisodeEnded(
@@ -212,6 +130,14 @@ class Inline:
                     length=episode.length,
                 )
             )
+        for evaluation in collected.evaluations:
+            self._on_event(
+                WorkerEvaluation(
+                    env_steps=self.steps, version=evaluation.version, returns=evaluation.returns
+                )
+            )
+        if collected.report is not None:
+            self._on_event(WorkersReport(env_steps=self.steps, report=collected.report))
         if self._history is not None:
             self._history.add(collected.chunks)
         self._lag = max((self.learner.lag_of(chunk) for chunk in collected.chunks), default=0)
@@ -220,21 +146,28 @@ class Inline:
                 self.learner.insert(chunk)
             except Refused as error:
                 self._quarantine([chunk.meta.id], f"a chunk was rejected: {error}", error.reason)
-        return self.learner.run(
+        if collected.on_inserted is not None:
+            collected.on_inserted(self._update_s)
+        compiled_s = self.learner.compile_s
+        started_s = time.perf_counter()
+        is_sound = self.learner.run(
             lambda: ahead is not None and ahead.has_failed,
             self,
             calls_per_version=self._config.calls_per_version if is_asynchronous else None,
         )
+        compiled_s = self.learner.compile_s - compiled_s
+        self._update_s += time.perf_counter() - started_s - compiled_s
+        return is_sound
 
     def play(self, policy: Policy, round_no: int) -> Collected:
-        """The actor's part of a round."""
+        """The team's part of a round."""
         explore: Any = None
         if policy.head.kind == "epsilon_greedy":
             if self._config.has_ladder:
-                explore = epsilon_ladder(self._actor.num_envs)
+                explore = epsilon_ladder(self._team.num_envs)
             else:
                 explore = float(self.learner.knobs_at(self.progress)["epsilon"])
-        return self._actor.collect(policy, self._config.collect, round_no=round_no, explore=explore)
+        return self._team.collect(policy, self._config.collect, round_no=round_no, explore=explore)
 
     # --- Callbacks of the learner -----------------------------------------------------------------
 
@@ -272,7 +205,7 @@ class Inline:
             self._history.flush()
         arrays, facts = self.learner.checkpoint()
         if not self._config.is_asynchronous:
-            actor_arrays, actor_facts = self._actor.state()
+            actor_arrays, actor_facts = self._team.state()
             arrays |= {f"actor.{name}": array for name, array in actor_arrays.items()}
             facts["actor"] = actor_facts
         return arrays, facts | {"round": self._round, "env_steps": self.steps}
@@ -283,7 +216,7 @@ class Inline:
             arrays, facts, self._history.read if self._history is not None else lambda _: iter(())
         )
         if "actor" in facts:
-            self._actor.restore(arrays_under(arrays, "actor"), facts["actor"])
+            self._team.restore(arrays_under(arrays, "actor"), facts["actor"])
         self._round = facts["round"]
         self.steps = facts["env_steps"]
         self.policy = self.learner.current()

@@ -116,11 +116,11 @@ def extend_run(
     if result["solved"] and until == facts["until"]:
         raise ConfigError(
             f"{root} is solved: its goal was {until:g}; give a higher one, or inf for none: "
-            "--until inf"
+            "until=inf"
         )
     if done >= settings.run.steps:
         raise ConfigError(
-            f"{root} has already done {done} {unit}; give a larger number: --steps {2 * done}"
+            f"{root} has already done {done} {unit}; give a larger number: steps={2 * done}"
         )
     if not (folder.checkpoints / f"{done:012d}.safetensors").exists():
         # The preset in the run's folder also restores its network, wrappers, env_kwargs and frame

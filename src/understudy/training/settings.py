@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from understudy.algorithm import Rollouts
 from understudy.core.errors import ConfigError
 from understudy.core.settings import (
     PREFIX,
@@ -31,9 +32,12 @@ from understudy.core.settings import (
     toml_text,
     value_text,
 )
+from understudy.core.wording import joined
 from understudy.experience.game import GameSpec
+from understudy.nn.heads import Head
 from understudy.nn.network import NetworkSpec
 from understudy.nn.policy import Policy
+from understudy.replay import REPLAYS, ReplayConfig, replay_class
 
 if TYPE_CHECKING:
     from understudy.learn.learner import LearnerConfig
@@ -118,6 +122,8 @@ def algorithm_name(algorithm: str | type) -> str:
 # --- Settings -------------------------------------------------------------------------------------
 
 
+ENGINES = ("inline", "process", "ray", "workers")
+"""Where actors play: in the learner's process, each in its own, on Ray, or as workers over HTTP."""
 SECTIONS = ("run", "learner", "config", "knobs")
 _PREFIX = f"{PREFIX}TRAIN_"
 
@@ -130,6 +136,7 @@ class RunPart:
         100_000, 1, 10**12, "env steps of the whole run, or updates when training from a store"
     )
     envs: int = setting(8, 1, 4_096, "parallel envs; on-policy algorithms have their own setting")
+    actors: int = setting(1, 1, 1_024, "actors that the envs are divided among")
     collect: int = setting(32, 1, 65_536, "steps per env and round")
     eval_every: int = setting(
         10_000, 1, 10**12, "env steps (from a store: updates) between two evaluations"
@@ -142,6 +149,9 @@ class RunPart:
         "a longer run",
     )
     eval_episodes: int = setting(100, 1, 100_000, "episodes per evaluation")
+    test_episodes: int = setting(
+        100, 1, 100_000, "episodes of the final test, and of the test that confirms a reached goal"
+    )
     eval_max_steps: int = setting(
         10_000, 1, 10**9, "steps after which evaluations cut an episode, if the game has no limit"
     )
@@ -152,6 +162,13 @@ class RunPart:
         False, 0, 1, "act while learning; faster on idle cores, not exactly repeatable"
     )
     ladder: bool = setting(False, 0, 1, "each env has its own fixed epsilon, as in Ape-X")
+    keep_history: bool = setting(
+        False, 0, 1, "keep everything that was played, not only what a resume may need"
+    )
+    evaluate_share: float = setting(
+        0.0, 0.0, 0.9, "probability that a worker's next task is to evaluate instead of to train"
+    )
+    lease_s: float = setting(30.0, 0.5, 3_600.0, "seconds after which a silent worker is replaced")
     until: float | None = None
     """The return that solves the run, or infinity for no goal.
 
@@ -181,6 +198,8 @@ class LearnerPart:
     capacity: int = setting(131_072, 64, 10**9, "rows in the replay")
     alpha: float = setting(0.6, 0.0, 1.0, "priority exponent; 0 samples uniformly")
     max_lag_versions: int = setting(1_000, 0, 10**9, "largest lag of an actor's chunk, in versions")
+    replay: str = "host"
+    """A short name of `understudy.replay.REPLAYS`, or the import path of a class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,24 +218,18 @@ class RunSettings:
         """The learner's configuration from these settings."""
         # Imported late: JAX takes seconds, and showing settings does not need it.
         from understudy.learn.learner import LearnerConfig
-        from understudy.learn.replay import ReplayConfig
         from understudy.learn.replay_source import LimiterConfig
 
         part = self.learner
-        # The steps whose samples make up two compiled calls.
-        slack = math.ceil(
-            2 * part.updates_per_call * getattr(self.config, "batch", 1) / part.samples_per_insert
-        )
         limiter = LimiterConfig(
-            samples_per_insert=part.samples_per_insert,
-            min_inserts=part.min_inserts,
-            slack=max(2_048, slack),
+            samples_per_insert=part.samples_per_insert, min_inserts=part.min_inserts
         )
         return LearnerConfig(
             updates_per_call=part.updates_per_call,
             limiter=limiter,
             max_lag_versions=part.max_lag_versions,
             replay=ReplayConfig(capacity=part.capacity, alpha=part.alpha),
+            replay_name=part.replay,
         )
 
     def with_horizon(self, planned_steps: int) -> "RunSettings":
@@ -234,6 +247,8 @@ class RunSettings:
         """Knobs whose schedule the run cuts: the value at its last step, and the schedule's end."""
         share = self.run.steps / (self.run.horizon or self.run.steps)
         knobs = {name: getattr(self.knobs, name) for name in _field_names(self.knobs)}
+        if self.run.ladder:
+            knobs.pop("epsilon", None)  # each env has a fixed one instead
         return {
             name: (knob.at(share), knob.end)
             for name, knob in knobs.items()
@@ -272,15 +287,18 @@ class Resolver:
     def add(self, fields: Mapping[str, Any]) -> None:
         """Add the settings of a preset or file.
 
-        If it is for another algorithm, only its sections `run` and `learner` are used.
+        If it is for another algorithm, only its sections `run` and `learner` are used. A knob may
+        stand in section `config`, where some were in earlier versions.
         """
         same = fields.get("algorithm", self.algorithm) == self.algorithm
+        names = {section: _field_names(part) for section, part in self._types().items()}
         for section in SECTIONS if same else ("run", "learner"):
-            names = _field_names(self._types()[section])
             for name, value in fields.get(section, {}).items():
-                if name not in names:
+                is_moved = section == "config" and name in names["knobs"]
+                own = "knobs" if is_moved else section
+                if name not in names[own]:
                     raise self._unknown(name)
-                self.collected[section][name] = value
+                self.collected[own][name] = value
 
     def set(self, name: str, value: Any) -> None:
         """Set one setting by name, in its section; the algorithm's own sections come first."""
@@ -349,8 +367,8 @@ class Resolver:
     def _checked(self, section: str, leaf: Leaf, value: Any, *, origin: str = "") -> Any:
         if leaf.name == "network" and not isinstance(value, NetworkSpec):
             raise ConfigError(
-                f"network is {value_text(value)}; give widths as --network 64,64, or a "
-                "NetworkSpec in Python"
+                f"network is {value_text(value)}; give the widths of its layers, such as 64,64, or "
+                "a NetworkSpec in Python"
             )
         return check_value(leaf, value, origin=origin, may_move=section == "knobs")
 
@@ -371,8 +389,18 @@ def preset_names() -> list[str]:
     )
 
 
+def preset_families() -> list[str]:
+    """The names that presets for several kinds of games share, such as apex."""
+    return sorted({name.rpartition("-")[0] for name in preset_names() if "-" in name})
+
+
+def is_family(name: str) -> bool:
+    """Whether presets for several kinds of games have this name, such as apex."""
+    return name in preset_families()
+
+
 def read_preset(name: str) -> dict[str, Any]:
-    """A preset by name, or by the path of its file."""
+    """A preset by name, or by the path of its file; of a family, one of its presets."""
     if name.endswith(".toml") or "/" in name:
         if not (fields := read_toml(Path(name))):
             raise ConfigError(
@@ -380,8 +408,10 @@ def read_preset(name: str) -> dict[str, Any]:
                 "file from a copy, or omit it to use the preset for the kind of game"
             )
         return fields
+    if is_family(name):
+        name = next(preset for preset in preset_names() if preset.startswith(f"{name}-"))
     if name not in preset_names():
-        near = difflib.get_close_matches(name, preset_names(), n=1)
+        near = difflib.get_close_matches(name, (*preset_families(), *preset_names()), n=1)
         hint = (
             f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(preset_names())}"
         )
@@ -422,14 +452,17 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
     return fields
 
 
-def default_preset(algorithm: str, game: GameSpec) -> str:
-    """The preset for an algorithm and kind of game (pixels, continuous, vector); "" if none."""
+def default_preset(family: str, game: GameSpec) -> str:
+    """The preset of an algorithm or family for a kind of game: pixels, continuous or vector.
+
+    "" if there is none.
+    """
     # Imported late: it imports JAX, which `--list` does not need.
     from understudy.learn.architecture import image_channels
 
     is_pixels = any(image_channels(space) is not None for space in game.obs.values())
     kind = "pixels" if is_pixels else "vector" if game.discrete is not None else "continuous"
-    for name in (f"{algorithm}-{kind}", f"{algorithm}-vector"):
+    for name in (f"{family}-{kind}", f"{family}-vector"):
         if name in preset_names():
             return name
     return ""
@@ -459,8 +492,31 @@ class TrainRequest:
     """A run whose best policy provides the initial weights."""
     from_store: Path | None = None
     """A data folder to learn from instead of playing."""
+    engine: str | None = None
+    """Where actors play, of ENGINES."""
+    address: str | None = None
+    """The Ray cluster; None: the run starts Ray."""
+    listen: Mapping[str, Any] | None = None
+    """Where workers join: those fields of WorkersConfig that were given."""
 
     def __post_init__(self) -> None:
+        if self.engine is not None and self.engine not in ENGINES:
+            raise ConfigError(f"engine is {self.engine!r}; give one of {joined(ENGINES)}")
+        if self.listen is not None and self.engine not in (None, "workers"):
+            raise ConfigError(
+                "an address, a certificate or a key for workers is set, but engine is "
+                f"{self.engine!r}; use engine='workers', or omit it"
+            )
+        if self.address is not None and self.engine != "ray":
+            raise ConfigError(
+                f"address is {self.address!r}, which is that of a Ray cluster; use it with "
+                "engine='ray', or omit it"
+            )
+        if self.engine not in (None, ENGINES[0]) and self.from_store is not None:
+            raise ConfigError(
+                f"engine is {self.engine!r}, but a run from a store plays no game; omit engine or "
+                "from_store"
+            )
         if self.seed is not None and (type(self.seed) is not int or not 0 <= self.seed <= MAX_SEED):
             raise ConfigError(f"seed is {self.seed!r}; give a whole number from 0 to {MAX_SEED}")
         check_until(self.until)
@@ -469,11 +525,10 @@ class TrainRequest:
 def requested_algorithm(request: TrainRequest) -> Any:
     """The algorithm named by flag, file or preset; by default ppo, or bc to train from a store."""
     named = {
-        "--algorithm": request.algorithm,
-        f"--config {request.config_file}": request.config_file
+        "algorithm": request.algorithm,
+        f"config {request.config_file}": request.config_file
         and read_toml(request.config_file).get("algorithm"),
-        f"--preset {request.preset}": request.preset
-        and read_preset(request.preset).get("algorithm"),
+        f"preset {request.preset}": request.preset and read_preset(request.preset).get("algorithm"),
     }
     named = {source: algorithm for source, algorithm in named.items() if algorithm is not None}
     names = {source: algorithm_name(algorithm) for source, algorithm in named.items()}
@@ -488,7 +543,10 @@ def requested_algorithm(request: TrainRequest) -> Any:
 
 
 def check_request(request: TrainRequest) -> None:
-    """ConfigError for settings invalid in any game; imports JAX only for a custom algorithm."""
+    """ConfigError for settings invalid in any game.
+
+    Imports JAX only for a custom algorithm, or if a custom replay does.
+    """
     algorithm = requested_algorithm(request)
     name = algorithm_name(algorithm)
     chosen = (
@@ -498,7 +556,10 @@ def check_request(request: TrainRequest) -> None:
         if isinstance(algorithm, str)
         else algorithm
     )
-    fill_resolver(Resolver(name, chosen), request, request.preset, with_environment=True).values()
+    resolver = fill_resolver(Resolver(name, chosen), request, request.preset, with_environment=True)
+    replay = resolver.values()["learner"].get("replay", LearnerPart().replay)
+    if replay not in REPLAYS:
+        replay_class(replay)
 
 
 def resolve(request: TrainRequest, game: GameSpec) -> RunSettings:
@@ -506,8 +567,10 @@ def resolve(request: TrainRequest, game: GameSpec) -> RunSettings:
     algorithm = requested_algorithm(request)
     name = algorithm_name(algorithm)
     resolver = Resolver(name, None if isinstance(algorithm, str) else algorithm)
-    preset = request.preset or default_preset(name, game)
+    preset = _preset_for(request, name, game)
     settings = fill_resolver(resolver, request, preset, with_environment=True).settings()
+    if request.engine == "workers":  # they come and go
+        settings = replace(settings, run=replace(settings.run, asynchronous=True))
     if "horizon" not in without_preset(request, settings)["run"]:
         plan = Resolver(name, settings.algorithm_type)
         if preset:
@@ -518,6 +581,83 @@ def resolve(request: TrainRequest, game: GameSpec) -> RunSettings:
         if not isinstance(request.network, NetworkSpec)
         else with_network(settings, request.network)
     )
+
+
+def _preset_for(request: TrainRequest, algorithm: str, game: GameSpec) -> str:
+    """The preset, requested or of the algorithm, for this kind of game; "" if there is none."""
+    preset = request.preset or default_preset(algorithm, game)
+    return default_preset(preset, game) if is_family(preset) else preset
+
+
+_OF_ACTORS = {
+    "envs",
+    "actors",
+    "collect",
+    "asynchronous",
+    "ladder",
+    "keep_history",
+    "samples_per_insert",
+    "min_inserts",
+    "max_lag_versions",
+}
+"""Settings without an effect in a run from a store."""
+_OF_WORKERS = {"evaluate_share", "lease_s"}
+"""Settings without an effect with other engines than workers."""
+_OFF_POLICY = {"collect", "ladder", "keep_history", *_field_names(LearnerPart)}
+"""Settings without an effect in a run of an on-policy algorithm."""
+
+
+def check_effects(request: TrainRequest, settings: RunSettings, game: GameSpec) -> None:
+    """ConfigError if file, environment or flags set what has no effect in this run.
+
+    The values of presets and defaults are not checked, since they are for many runs.
+    """
+    algorithm = settings.algorithm_type(game, settings.config)
+    needs = algorithm.needs
+    head = getattr(algorithm, "head", None)  # custom algorithms may lack it
+    kind = head.kind if isinstance(head, Head) else None
+    has_epsilon = kind == "epsilon_greedy"
+    requested = without_preset(request, settings)
+    why: dict[str, str] = {}
+    if request.engine != "workers":
+        why |= dict.fromkeys(_OF_WORKERS, "it is for engine='workers'")
+    elif requested["run"].get("asynchronous") is False:
+        raise ConfigError(
+            "asynchronous is false, but workers come and go, so their runs are always "
+            "asynchronous; omit the setting, or use engine='process'"
+        )
+    if request.from_store is not None:
+        reason = "a run from a store plays no game and reads everything in the store"
+        why |= dict.fromkeys(_OF_ACTORS | ({"epsilon"} if has_epsilon else set()), reason)
+    elif isinstance(needs, Rollouts):
+        if settings.run.asynchronous:
+            raise ConfigError(
+                f"{settings.algorithm} is on-policy and learns only from its newest weights, which "
+                "workers and other asynchronous actors do not wait for; use dqn, or "
+                "asynchronous=false and engine='process'"
+            )
+        has_own_envs = hasattr(settings.config, "envs") and "envs" not in requested["config"]
+        reason = f"{settings.algorithm} is on-policy and has no replay"
+        why |= dict.fromkeys(_OFF_POLICY | ({"envs"} if has_own_envs else set()), reason)
+    elif not needs.prioritised:
+        why["alpha"] = f"{settings.algorithm} does not draw by priority here"
+    if has_epsilon and settings.run.ladder:
+        why.setdefault("epsilon", "each env has its own with ladder")
+    if kind is not None and not has_epsilon:
+        why.setdefault("ladder", f"{settings.algorithm} does not explore by epsilon")
+    resolver = Resolver(settings.algorithm, settings.algorithm_type)
+    if preset := _preset_for(request, settings.algorithm, game):
+        resolver.add(read_preset(preset))
+    usual = resolver.settings()
+    # A knob of a custom algorithm may have the name of a setting.
+    names = {"run": why.keys(), "learner": why.keys(), "knobs": why.keys() & {"epsilon"}}
+    for section, unused in names.items():
+        for name in sorted(requested[section].keys() & unused):
+            value = getattr(getattr(settings, section), name)
+            if value != getattr(getattr(usual, section), name):
+                raise ConfigError(
+                    f"{name} is {value!r}, but {why[name]}, so it has no effect; omit it"
+                )
 
 
 def without_preset(request: TrainRequest, settings: RunSettings) -> dict[str, dict[str, Any]]:

@@ -21,6 +21,7 @@ from understudy.core.log import FileLock
 from understudy.core.names import game_name_of_env
 from understudy.core.settings import load_object
 from understudy.core.statistics import bootstrap, iqm
+from understudy.core.wording import joined
 from understudy.experience.game import GameSpec
 from understudy.learn.compile_cache import use_compile_cache
 from understudy.nn.network import Activation, NetworkSpec
@@ -33,7 +34,7 @@ from understudy.training.env_info import (
     inspect_env,
 )
 from understudy.training.evaluation import AT_THE_END, Evaluator, held_out_seeds, make_evaluator
-from understudy.training.events import InitFrom, OnEvent, Started
+from understudy.training.events import HoldInterrupts, InitFrom, OnEvent, Started
 from understudy.training.folder import RunFolder, check_free, default_folder, draw_curve, is_empty
 from understudy.training.resume import (
     check_agrees,
@@ -43,11 +44,13 @@ from understudy.training.resume import (
     with_run_of_preset,
 )
 from understudy.training.settings import (
+    ENGINES,
     MAX_SEED,
     Resolver,
     RunSettings,
     TrainRequest,
     algorithm_name,
+    check_effects,
     check_request,
     requested_algorithm,
     resolve,
@@ -59,6 +62,7 @@ from understudy.training.video import check_video, film
 
 if TYPE_CHECKING:
     from understudy.training.training import Training
+    from understudy.workers.team import WorkersConfig
 
 MAX_SEEDS = 1_000
 MAX_VIDEOS = 1_000
@@ -100,6 +104,14 @@ class TrainOptions:
     """Run whose best policy provides the initial weights."""
     from_store: str | Path | None = None
     """Data folder to learn from instead of playing the game."""
+    engine: str | None = None
+    """`inline`: actors play in this process (the default); `process`: each in its own; `ray`: each
+    is a Ray actor; `workers`: they join over HTTP."""
+    address: str | None = None
+    """The Ray cluster, as host:port or `auto`; by default a Ray that ends with the run."""
+    listen: "str | WorkersConfig | Mapping[str, Any] | None" = None
+    """Where workers join: HOST:PORT (default 127.0.0.1:4444), a WorkersConfig, or some of its
+    fields by name. A resumed run keeps the fields that are not given."""
     video: int = 0
     """Episodes of the best policy to film."""
     log: str | Sequence[str] = ()
@@ -108,6 +120,10 @@ class TrainOptions:
     """Called with a message about each logger that failed; these errors never stop a run."""
     started_s: float | None = None
     """When startup began, by `time.perf_counter`, for `startup_s`; default: the call of `train`."""
+    hold_interrupts: HoldInterrupts = contextlib.nullcontext
+    """Entered around each round and checkpoint; may delay a KeyboardInterrupt to the end of it.
+
+    The command line does so. An interrupt between two rounds ends a run with a checkpoint."""
 
     def __post_init__(self) -> None:
         if type(self.video) is not int or not 0 <= self.video <= MAX_VIDEOS:
@@ -119,10 +135,11 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Listener:
-    """The callback for a run's events, and when the run's startup began."""
+    """The callback for a run's events, when its startup began, and how interrupts are held."""
 
     on_event: OnEvent
     started_s: float
+    hold_interrupts: HoldInterrupts
 
 
 def train(
@@ -141,10 +158,11 @@ def train(
     """Train a policy; return it with its run's folder.
 
     `game` is a Gymnasium id, an env (which is copied and never modified) or a function that
-    creates one. `algorithm` is a name, an import path `module:Class` or a class. `settings` are
-    single settings by name, as `understudy train --list` shows them; the argument `steps` wins over
-    a `steps` in `settings`. To resume a run, `game` is needed only if it was an env or a function;
-    arguments that are passed again must match the run. `on_event` receives every event of
+    creates one; or a vector env (which is trained on and never closed) or a function of `num_envs`
+    that creates one. `algorithm` is a name, an import path `module:Class` or a class. `settings`
+    are single settings by name, as `understudy train --list` shows them; the argument `steps` wins
+    over a `steps` in `settings`. To resume a run, `game` is needed only if it was an env or a
+    function; arguments that are passed again must match the run. `on_event` receives every event of
     `understudy.events`, and may return `understudy.Stop` to end the run cleanly. `options` has
     everything else, as `understudy train --help` describes it.
     """
@@ -170,6 +188,9 @@ def train(
         until=until,
         init_from=_path(options.init_from),
         from_store=_path(options.from_store),
+        engine=options.engine,
+        address=options.address,
+        listen=None if options.listen is None else listen_fields(options.listen),
     )
     choice = None if game is None else _choice(game, options)
     folder = _path(out)
@@ -181,11 +202,11 @@ def train(
     if options.video:
         check_video(_choice_in(folder, choice))
     feeds = Feeds([Feed(name, open_sink) for name, open_sink in sinks.items()])
-    listener = _Listener(call_all(feeds, on_event), started_s)
+    listener = _Listener(call_all(feeds, on_event), started_s, options.hold_interrupts)
     try:
         if resume and folder is None:
             raise ConfigError(
-                "no run to resume was given; pass its folder: --resume --out runs/GAME-ALGORITHM-N"
+                "no run to resume was given; pass its folder as out, such as runs/GAME-ALGORITHM-N"
             )
         if resume and folder is not None and (choice is None or not is_empty(folder)):
             run = _resume_run(RunFolder(folder), choice, request, listener)
@@ -224,6 +245,32 @@ def _choice_in(out: Path | None, choice: GameChoice | None) -> GameChoice:
     return choice_of(RunFolder(out).facts(), choice)
 
 
+def listen_fields(listen: Any) -> Mapping[str, Any]:
+    """The fields of WorkersConfig that `listen` gives; ConfigError if it is not an address."""
+    # Imported late: other engines need no server.
+    from understudy.workers.team import WorkersConfig, parse_listen
+
+    if isinstance(listen, str):
+        host, port = parse_listen(listen)
+        return {"host": host, "port": port}
+    if isinstance(listen, WorkersConfig):
+        return listen.to_json()
+    names = [field.name for field in dataclasses.fields(WorkersConfig)]
+    if not isinstance(listen, Mapping) or not listen.keys() <= set(names):
+        raise ConfigError(
+            f"listen is {listen!r}; pass HOST:PORT, a WorkersConfig, or some of its fields: "
+            f"{joined(names)}"
+        )
+    return listen
+
+
+def _listen_facts(listen: Mapping[str, Any], stored: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Where workers join, for a run's folder: what is given, else what is stored or the default."""
+    from understudy.workers.team import WorkersConfig, workers_config
+
+    return workers_config({**(stored or WorkersConfig().to_json()), **listen}).to_json()
+
+
 def network_from(network: Any) -> NetworkSpec | tuple[int, ...] | None:
     """Layer widths or a NetworkSpec; text may be widths (`64,64`) or the import path of a spec."""
     if network is None or isinstance(network, NetworkSpec):
@@ -258,6 +305,8 @@ def _path(path: str | Path | None) -> Path | None:
 def _start_run(
     choice: GameChoice, request: TrainRequest, out: Path | None, listener: _Listener
 ) -> Run:
+    request = replace(request, engine=request.engine or ENGINES[0])
+    listen = None if request.listen is None else _listen_facts(request.listen, None)
     check_request(request)  # before the slow imports that follow
     if out is not None:
         check_free(out)
@@ -265,12 +314,15 @@ def _start_run(
     env_info = None
     store = None
     if request.from_store is None:
-        env_info = inspect_env(choice)
+        env_info = inspect_env(choice, is_training=True)
         spec = env_info.spec
+        if choice.num_envs is not None:
+            request = replace(request, settings={"envs": choice.num_envs, **request.settings})
     else:
         store = store_folder(request.from_store)
         spec = stored_spec(store, choice.name)
     settings = resolve(request, spec)
+    check_effects(request, settings, spec)
     symmetry = getattr(settings.config, "symmetry", "")
     # Only the learner service finds a centre by itself.
     if symmetry not in ("", "none") and getattr(settings.config, "centre", "") in ("", "none"):
@@ -301,6 +353,9 @@ def _start_run(
         "created_ms": int(time.time() * 1000),
         "schema": spec.schema,
         "from_store": store and str(store.resolve()),
+        "engine": request.engine,
+        "address": request.address,
+        "listen": listen,
         "init_from": request.init_from and str(request.init_from.resolve()),
         "versions": {
             name: metadata.version(name) for name in ("understudy", "numpy", "jax", "gymnasium")
@@ -324,6 +379,7 @@ def _resume_run(
         else None
     )
     resolver = Resolver(facts["algorithm"], chosen)
+    resolver.set("keep_history", True)  # as runs of earlier versions, whose preset lacks it
     resolver.add(settings_of(folder, facts))
     settings = with_network(resolver.settings(), folder.network())
     result = folder.result()
@@ -334,6 +390,22 @@ def _resume_run(
     if result is not None and not extension:
         return Run(folder.root, folder.policy(), result)
     choice = choice_of(facts, choice, call=f"train(env, out={str(folder.root)!r}, resume=True)")
+    # The request checks that engine, listen and store fit each other.
+    request = replace(
+        request,
+        engine=request.engine or facts.get("engine", ENGINES[0]),
+        from_store=_path(facts["from_store"]),
+    )
+    if request.engine == "workers" and not settings.run.asynchronous:
+        raise ConfigError(
+            f"{folder.root} is a lock-step run, and workers are always asynchronous; resume it "
+            "with engine='process', or start another run"
+        )
+    changes: dict[str, Any] = {"engine": request.engine}
+    if request.address is not None:
+        changes["address"] = request.address
+    if request.listen is not None:
+        changes["listen"] = _listen_facts(request.listen, facts.get("listen"))
     with _locked(folder, is_new=False):
         if result is not None:
             planned_steps = settings.run.steps
@@ -345,8 +417,10 @@ def _resume_run(
         if settings.run.asynchronous:
             # Episodes restart, so their chunks need new ids.
             facts["starts"] += 1
-            folder.write_json("run.json", facts)
-        env_info = inspect_env(choice) if facts["from_store"] is None else None
+        facts |= changes
+        env_info = None
+        if facts["from_store"] is None:
+            env_info = inspect_env(choice, is_training=True)
         if env_info is not None and env_info.spec.schema != facts["schema"]:
             raise ConfigError(
                 f"the spaces or the step limit of {choice.name} have changed since {folder.root} "
@@ -391,6 +465,13 @@ def _run(
     env_info: EnvInfo | None,
     listener: _Listener,
 ) -> Run:
+    if env_info is not None and env_info.resets_itself and not settings.run.asynchronous:
+        raise ConfigError(
+            f"the vector env of {choice.name} resets its envs itself, so the open episodes of a "
+            "lock-step run could not be rebuilt; set asynchronous=true, which off-policy "
+            "algorithms such as dqn support, or create it with "
+            "autoreset_mode=AutoresetMode.DISABLED"
+        )
     # Imported late: JAX takes seconds, and an invalid argument must be reported at once.
     from understudy.training.training import build
 
@@ -402,11 +483,14 @@ def _run(
             spec = env_info.spec
         else:
             spec = stored_spec(Path(facts["from_store"]), choice.name)
-            # Evaluated only if the game is installed, works, and matches what was recorded.
+        if env_info is None or choice.is_vector:
+            # Evaluated only if the game is installed, works, and matches what is learned from.
             try:
                 played = inspect_env(choice)
                 if difference := different_spaces(played.spec, spec):
                     why_not = f"{choice.name} is not the game that was recorded: its {difference}"
+                    if env_info is not None:
+                        why_not = f"single envs differ from {choice.name}: their {difference}"
             except (ConfigError, GameFailed) as error:
                 why_not = str(error)
                 if isinstance(error.__cause__, UnregisteredEnv):
@@ -419,6 +503,7 @@ def _run(
                 episodes=settings.run.eval_episodes,
                 max_steps=settings.run.eval_max_steps,
                 opened=opened,
+                num_processes=settings.run.actors if facts.get("engine") == "process" else 1,
             )
         training = build(
             folder,
@@ -430,6 +515,9 @@ def _run(
             on_event=listener.on_event,
             opened=opened,
         )
+        # Only now: an engine that does not start must not replace the one that did.
+        folder.write_json("run.json", facts)
+        training.hold_interrupts = listener.hold_interrupts
         training.resume()
         folder.cut_curve(training.evaluated_steps)
         folder.cut_guarded(training.resumed_at_step or -1)
@@ -452,6 +540,8 @@ def _run(
                 is_from_store=env_info is None,
                 horizon=settings.run.horizon,
                 cut_schedules=settings.cut_schedules(),
+                worker_command="" if training.workers is None else training.workers.command,
+                worker_key="" if training.workers is None else training.workers.key_place,
             )
         )
         training.run()
@@ -523,7 +613,7 @@ def matching_weights(run: str, start: Policy, network: NetworkSpec) -> InitFrom:
         raise ConfigError(
             f"cannot start from {run}: none of its weight matrices has the shape that this network "
             f"needs ({first} {got}, and {shapes[first]} here); choose a run of the same game, and "
-            f"use --algorithm and --network as in {run}/preset.toml"
+            f"use algorithm and network as in {run}/preset.toml"
         )
     run_layers = dict(start.network.places())
     for place, layers in network.places():
@@ -536,8 +626,8 @@ def matching_weights(run: str, start: Policy, network: NetworkSpec) -> InitFrom:
                 raise ConfigError(
                     f"cannot start from {run}: {place}.{index} is {kinds[0]} in this network and "
                     f"{kinds[1]} there, so its weights would compute something else; omit "
-                    "--network, activation and observation_norm to use the network of that run, or "
-                    "omit --init-from"
+                    "network, activation and observation_norm to use the network of that run, or "
+                    "omit init_from"
                 )
     return InitFrom(
         run=run,
@@ -609,14 +699,19 @@ def train_seeds(
             f"seeds is {seeds}, the first seed {first}; give the number of runs, from 1 to "
             f"{MAX_SEEDS}, and a last seed of at most {MAX_SEED}"
         )
+    if options.engine == "workers" and seeds > 1:
+        raise ConfigError(
+            f"seeds is {seeds}, but workers leave at the end of their run and would miss the next; "
+            "start each seed as a run of its own, or use engine='process'"
+        )
     if game is None:
         raise ConfigError(
-            "no game was given, which several seeds require even with --resume; pass a Gymnasium "
+            "no game was given, which several seeds require even to resume them; pass a Gymnasium "
             "id, such as CartPole-v1"
         )
     if out is None and resume:
         raise ConfigError(
-            "no runs to resume were given; pass their folder: --resume --out runs/GAME-ALGORITHM-N"
+            "no runs to resume were given; pass their folder as out, such as runs/GAME-ALGORITHM-N"
         )
     if out is None:
         request = TrainRequest(

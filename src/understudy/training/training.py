@@ -1,18 +1,21 @@
 """The training loop: rounds, evaluations and checkpoints, from the first step to the result."""
 
 import contextlib
+import functools
 import math
 import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.act.actor import Actor
 from understudy.act.evaluate import Evaluated
+from understudy.act.process_team import process_team
+from understudy.act.ray_team import ray_team
+from understudy.act.team import LocalTeam, TeamPlan
 from understudy.algorithm import Rollouts, Transitions
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, LearningFailed
@@ -21,6 +24,7 @@ from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
 from understudy.learn.learner import Learner
 from understudy.nn.policy import Policy
+from understudy.ports import Team
 from understudy.training.env_info import GameChoice
 from understudy.training.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING, Evaluator
 from understudy.training.events import (
@@ -29,17 +33,20 @@ from understudy.training.events import (
     Evaluation,
     Event,
     Guarded,
+    HoldInterrupts,
     OnEvent,
     Stop,
 )
 from understudy.training.folder import RunFolder
 from understudy.training.follower import StoreFollower
 from understudy.training.from_store import FromStore
-from understudy.training.inline import Inline, InlineConfig, RunStore
+from understudy.training.inline import Inline, InlineConfig
+from understudy.training.run_store import RunStore
 from understudy.training.settings import RunPart, RunSettings
 from understudy.training.training_job import Engine, TrainingJob
 
-FINAL_EPISODES = 100
+if TYPE_CHECKING:
+    from understudy.workers.team import WorkerTeam
 
 
 @dataclass(slots=True)
@@ -65,8 +72,12 @@ class Training:
         until: float | None,
         on_event: OnEvent | None,
         extensions: int = 0,
+        history: RunStore | None = None,
     ) -> None:
-        """`extensions`: how often the run had finished before and was extended."""
+        """`extensions`: how often the run had finished before and was extended.
+
+        `history`: the run's store, which is trimmed after each checkpoint; None keeps everything.
+        """
         self.engine = engine
         self.folder = folder
         self._part = part
@@ -74,7 +85,10 @@ class Training:
         self._until = until
         self._listener = on_event
         self._extensions = extensions
+        self._history = history
         self._job = TrainingJob(engine, folder.checkpoints, on_event=self.handle_event)
+        self.workers: WorkerTeam | None = None
+        """The team, if it consists of workers."""
         self.clocks = Clocks()
         self.resumed_at_step = 0
         self.best_mean = -math.inf
@@ -93,6 +107,9 @@ class Training:
         self._must_stop = False
         self.evaluated_steps = -1
         """The step of the last evaluation."""
+        self.hold_interrupts: HoldInterrupts = contextlib.nullcontext
+        """Entered around each round and checkpoint, which an interrupt would leave incomplete."""
+        self._is_between_rounds = True
 
     def handle_event(self, event: Event) -> None:
         """Handle an event of the run and pass it on to the listener."""
@@ -110,13 +127,23 @@ class Training:
     def run(self) -> None:
         """Train to the end; after an exception or a kill, the last checkpoint can be resumed.
 
-        LearningFailed if it ends without a single update, because chunks or updates were rejected.
+        An interrupt between two rounds saves one first. LearningFailed if it ends without a single
+        update, because chunks or updates were rejected.
         """
-        while not (self.engine.is_done or self.is_solved or self._must_stop):
-            self.step()
-        if self.evaluated_steps != self.engine.steps:
-            self._evaluate()
-        self._save()  # also if solved: the run may be extended from here
+        try:
+            if self.engine.steps >= self._next_eval:
+                self._evaluate()  # it was due when the run was interrupted
+            while not (self.engine.is_done or self.is_solved or self._must_stop):
+                self.step()
+            if self.workers is not None:
+                self.workers.finish()
+            if self.evaluated_steps != self.engine.steps:
+                self._evaluate()
+            self._save()  # also if solved: the run may be extended from here
+        except KeyboardInterrupt:
+            if self._is_between_rounds and self.engine.steps > max(0, self._job.saved_steps):
+                self._save()
+            raise
         counts = self.engine.learner.counts
         n_rejected = self.guarded_chunks + counts.skipped_updates
         if counts.updates == counts.skipped_updates and n_rejected and not self._must_stop:
@@ -131,7 +158,10 @@ class Training:
         started_s = time.perf_counter()
         began_at = self.engine.steps
         compiled_s = self.engine.learner.compile_s
-        self._job.step()
+        with self.hold_interrupts():
+            self._is_between_rounds = False
+            self._job.step()
+            self._is_between_rounds = True
         compiled_s = self.engine.learner.compile_s - compiled_s
         self.clocks.compile_s += compiled_s
         self.clocks.train_s += time.perf_counter() - started_s - compiled_s
@@ -146,23 +176,19 @@ class Training:
     def _evaluate(self) -> None:
         started_s = time.perf_counter()
         env_steps = self.engine.steps
-        self._next_eval = env_steps + self._part.eval_every
-        self.evaluated_steps = env_steps
         played = self._evaluator.play(
             self.engine.policy, episodes=self._part.eval_episodes, series=WHILE_TRAINING
         )
         if played is None or not len(returns := self._finite(played.returns)):
+            self._set_evaluated()
             return
         estimate = mean(returns)
         all_finite = len(returns) == len(played.returns)
         is_best = all_finite and estimate.value > self.best_mean
-        if is_best:
-            self.best_mean = estimate.value
-            self._best_extension = self._extensions
+        reaches = all_finite and self._until is not None and estimate.value >= self._until
+        confirming = self._confirming() if reaches else None
+        if is_best or confirming is not None:
             self.folder.save_policy("best", self.engine.policy)
-        if all_finite and self._until is not None and estimate.value >= self._until:
-            self._confirm(self._until)
-        self.clocks.eval_s += time.perf_counter() - started_s
         recent = [value for value in self._recent if math.isfinite(value)]
         low, high = (math.nan if end is None else end for end in (estimate.low, estimate.high))
         self.folder.add_to_curve(
@@ -176,6 +202,18 @@ class Training:
                 "train_return": float(np.mean(recent)) if recent else math.nan,
             }
         )
+        # Only now, and all of it: a run that is interrupted before evaluates again.
+        if is_best:
+            self.best_mean = estimate.value
+            self._best_extension = self._extensions
+        if reaches:
+            self.confirmations += 1
+        if confirming is not None:
+            self.is_solved = True
+            self._final = confirming.returns
+            self.final_cut = confirming.n_cut
+        self.clocks.eval_s += time.perf_counter() - started_s
+        self._set_evaluated()
         self.handle_event(
             Evaluation(
                 env_steps=env_steps,
@@ -188,18 +226,18 @@ class Training:
             )
         )
 
-    def _confirm(self, until: float) -> None:
-        """Test a reached goal again on unused seeds; if it is reached there, the run is solved."""
-        tested = self._hundred(self.engine.policy, series=CONFIRMING, attempt=self.confirmations)
-        self.confirmations += 1
-        if tested is not None and tested.returns.mean() >= until:
-            self.is_solved = True
-            self._final = tested.returns
-            self.final_cut = tested.n_cut
-            self.folder.save_policy("best", self.engine.policy)
+    def _set_evaluated(self) -> None:
+        self._next_eval = self.engine.steps + self._part.eval_every
+        self.evaluated_steps = self.engine.steps
+
+    def _confirming(self) -> Evaluated | None:
+        """Episodes on unused seeds that reach the goal again; None if they do not."""
+        assert self._until is not None
+        tested = self._tested(self.engine.policy, series=CONFIRMING, attempt=self.confirmations)
+        return None if tested is None or tested.returns.mean() < self._until else tested
 
     def final_returns(self) -> Array | None:
-        """The best policy's returns in 100 episodes on new seeds; None unless all are finite.
+        """The best policy's returns in its final test, on new seeds; None unless all are finite.
 
         No evaluation has used the seeds. For a solved run, these are the episodes that confirmed
         it.
@@ -207,7 +245,7 @@ class Training:
         if self._final is None:
             # The same policy always gets the same seeds, however often its run is extended, so
             # that it has only one final test.
-            tested = self._hundred(
+            tested = self._tested(
                 self.folder.policy(), series=AT_THE_END, attempt=self._best_extension
             )
             if tested is None:
@@ -224,9 +262,9 @@ class Training:
         """Why there is no final return, if there is none."""
         return self._evaluator.why_not or "returns of its final episodes are not finite"
 
-    def _hundred(self, policy: Policy, *, series: int, attempt: int = 0) -> Evaluated | None:
+    def _tested(self, policy: Policy, *, series: int, attempt: int = 0) -> Evaluated | None:
         tested = self._evaluator.play(
-            policy, episodes=FINAL_EPISODES, series=series, attempt=attempt
+            policy, episodes=self._part.test_episodes, series=series, attempt=attempt
         )
         if tested is None or len(self._finite(tested.returns)) < len(tested.returns):
             return None
@@ -249,6 +287,10 @@ class Training:
     # --- Checkpoints ------------------------------------------------------------------------------
 
     def _save(self) -> None:
+        with self.hold_interrupts():
+            self._save_now()
+
+    def _save_now(self) -> None:
         env_steps = self.engine.steps
         self._next_checkpoint = env_steps + self._part.checkpoint_every
         # As arrays: a game may return NaN and infinities, which JSON cannot hold.
@@ -273,6 +315,8 @@ class Training:
             "compile_s": self.clocks.compile_s,
         }
         path = self._job.save(arrays, {"training": facts})
+        if self._history is not None:
+            self._history.trim(self.engine.learner.source.needed_chunks())
         self.folder.save_policy("last", self.engine.policy)
         self.handle_event(CheckpointSaved(env_steps=env_steps, path=str(path)))
 
@@ -303,7 +347,7 @@ class Training:
         return True
 
 
-# --- Construction: envs, algorithm, learner, actor, engine ----------------------------------------
+# --- Construction: algorithm, learner, team, engine -----------------------------------------------
 
 
 def build(
@@ -330,7 +374,7 @@ def build(
         if not isinstance(algorithm.needs, Transitions):
             raise ConfigError(
                 f"{settings.algorithm} is on-policy and learns only from its own play; use bc, "
-                "iql or dqn with --from-store"
+                "iql or dqn to train from a store"
             )
     start = None if facts["init_from"] is None else folder.start().weights
     learner = Learner(
@@ -341,6 +385,8 @@ def build(
         training.handle_event(event)
 
     engine: Engine
+    history = None
+    workers: WorkerTeam | None = None
     if is_played:
         needs = algorithm.needs
         num_envs = part.envs
@@ -348,23 +394,24 @@ def build(
         if isinstance(needs, Rollouts):
             num_envs = needs.envs
             collect = needs.steps
-        envs = opened.enter_context(contextlib.closing(choice.make(num_envs, is_training=True)))
-        history = None
+        team: Team
+        if facts.get("engine") == "workers":
+            # Imported late: other engines need no server.
+            from understudy.training.worker_team import make_worker_team
+
+            team = workers = make_worker_team(choice, facts, part, game=spec, folder=folder)
+        else:
+            team = make_team(choice, facts, part, game=spec, num_envs=num_envs)
+        opened.enter_context(contextlib.closing(team))
         if not learner.is_on_policy:
             history = opened.enter_context(
                 contextlib.closing(RunStore(folder.store, spec, clock=SystemClock()))
             )
         engine = Inline(
             learner,
+            team,
             history=history,
             on_event=handle_event,
-            actor=Actor(
-                envs,
-                spec,
-                root_seed=facts["seed"],
-                created_ms=facts["created_ms"],
-                incarnation=facts["starts"],
-            ),
             config=InlineConfig(
                 steps=part.steps,
                 horizon=part.horizon,
@@ -375,6 +422,7 @@ def build(
         )
     else:
         follower = StoreFollower(Path(facts["from_store"]))
+        opened.enter_context(contextlib.closing(follower.view))
         engine = FromStore(
             learner,
             follower,
@@ -392,5 +440,34 @@ def build(
         until=facts["until"],
         on_event=on_event,
         extensions=facts.get("extensions", 0),
+        history=None if part.keep_history else history,
     )
+    training.workers = workers
     return training
+
+
+def make_team(
+    choice: GameChoice, facts: Mapping[str, Any], part: RunPart, *, game: GameSpec, num_envs: int
+) -> Team:
+    """Create the actors of a run, where its engine plays."""
+    engine = facts.get("engine", "inline")
+    if choice.num_envs is not None and (engine != "inline" or part.actors > 1):
+        raise ConfigError(
+            f"the game is a vector env ({choice.name}), which one actor plays in this process; "
+            "pass a function of num_envs that creates one, or omit engine and actors"
+        )
+    plan = TeamPlan(
+        make_envs=functools.partial(choice.make, is_training=True),
+        game=game,
+        root_seed=facts["seed"],
+        created_ms=facts["created_ms"],
+        num_envs=num_envs,
+        num_actors=part.actors,
+        incarnation=facts["starts"],
+        owns_envs=choice.num_envs is None,
+    )
+    if engine == "process":
+        return process_team(plan, is_asynchronous=part.asynchronous)
+    if engine == "ray":
+        return ray_team(plan, address=facts.get("address"), is_asynchronous=part.asynchronous)
+    return LocalTeam(plan)

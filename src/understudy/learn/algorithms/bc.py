@@ -21,6 +21,7 @@ from understudy.nn.heads import Head, head_for
 from understudy.nn.network import NetworkSpec
 from understudy.nn.policy import Policy
 
+_ADAM = Adam(epsilon=1e-8)
 MAX_SURPRISE = 1e12
 """Rows with a larger |log probability| are invalid, such as an action that its mask forbids."""
 
@@ -48,7 +49,6 @@ class BcConfig:
     that takes the place of action 0, 1 and so on: `rows 1,0,2,3; columns 0,1,3,2; swap 2,3,0,1`, if
     the actions are north, south, west and east. If it is empty, the learner service finds it and
     tries it on held-out steps, unless it is `none`."""
-    max_gradient: float = setting(10.0, 1e-3, 1e6, "largest gradient norm")
     best_share: float = setting(
         1.0,
         1e-3,
@@ -80,6 +80,7 @@ class BcKnobs:
     )
     weight_decay: float | Schedule = setting(1e-4, 0.0, 1.0, "weight decay of kernels")
     entropy: float | Schedule = setting(0.0, 0.0, 10.0, "weight of the entropy bonus")
+    max_gradient: float | Schedule = setting(10.0, 1e-3, 1e6, "largest gradient norm")
 
 
 class BcState(NamedTuple):
@@ -129,13 +130,9 @@ class Bc:
     def _symmetry(self) -> Symmetry:
         return Symmetry(self.game, self.config.centre, self.config.symmetry)
 
-    @cached_property
-    def _adam(self) -> Adam:
-        return Adam(self.config.max_gradient, epsilon=1e-8)
-
     def init(self, key: Any, start: Mapping[str, Array] | None = None) -> BcState:
         weights = flat.first_weights(key, self.network, start)
-        return BcState(weights, self._adam.init(weights))
+        return BcState(weights, _ADAM.init(weights))
 
     def act(
         self,
@@ -164,7 +161,7 @@ class Bc:
         loss_of = jax.value_and_grad(self._loss, has_aux=True)
         (loss, logp), grads = loss_of(flat.unpack(self.network, weights), batch, knobs)
         gradient = flat.pack(self.network, grads)
-        move, optimiser = self._adam.update(gradient, state.optimiser)
+        move, optimiser = _ADAM.update(gradient, state.optimiser, knobs["max_gradient"])
         decay = knobs["weight_decay"] * flat.kernel_mask(self.network)
         updated = weights - knobs["learning_rate"] * (move + decay * weights)
         norm = norm_of(gradient)

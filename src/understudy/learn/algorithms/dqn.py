@@ -24,6 +24,7 @@ from understudy.nn.heads import Head, head_for
 from understudy.nn.network import Dense, Dueling, NetworkSpec
 from understudy.nn.policy import InitialPriority, Policy
 
+_ADAM = Adam()
 MAX_ERROR = 1e12
 """Rows with a larger TD error, or NaN, are invalid."""
 
@@ -48,13 +49,9 @@ class DqnConfig:
     )
     dueling: bool = setting(True, 0, 1, "separate streams for state value and advantages")
     prioritised: bool = setting(True, 0, 1, "sample by TD error instead of uniformly")
-    target_period: int = setting(
-        128, 1, 1_000_000, "updates between two updates of the target network"
-    )
     conservative: float = setting(
         0.0, 0.0, 1e3, "weight of the conservative term (CQL), for training from a store; 0: off"
     )
-    max_gradient: float = setting(10.0, 1e-3, 1e6, "largest gradient norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +62,10 @@ class DqnKnobs:
     target_rate: float | Schedule = setting(
         1.0, 1e-4, 1.0, "target update rate (tau); 1 copies the weights"
     )
+    target_period: int = setting(
+        128, 1, 1_000_000, "updates between two updates of the target network"
+    )
+    max_gradient: float | Schedule = setting(10.0, 1e-3, 1e6, "largest gradient norm")
     epsilon: float | Schedule = setting(
         Schedule(1.0, 0.04, 0.16), 0.0, 1.0, "probability of a random action"
     )
@@ -91,6 +92,7 @@ class Dqn:
 
     Config = DqnConfig
     Knobs = DqnKnobs
+    of_source = ("discount",)
 
     def __post_init__(self) -> None:
         if self.game.discrete is None:
@@ -127,15 +129,9 @@ class Dqn:
     def head(self) -> Head:
         return head_for(self.game, "epsilon_greedy")
 
-    @cached_property
-    def _adam(self) -> Adam:
-        return Adam(self.config.max_gradient)
-
     def init(self, key: Any, start: Mapping[str, Array] | None = None) -> DqnState:
         weights = flat.first_weights(key, self.network, start)
-        return DqnState(
-            weights, jnp.copy(weights), self._adam.init(weights), jnp.zeros((), jnp.int32)
-        )
+        return DqnState(weights, jnp.copy(weights), _ADAM.init(weights), jnp.zeros((), jnp.int32))
 
     def act(
         self,
@@ -164,11 +160,12 @@ class Dqn:
         )
         (loss, error), grads = jax.value_and_grad(self._loss, has_aux=True)(weights, target, batch)
         gradient = flat.pack(self.network, grads)
-        move, optimiser = self._adam.update(gradient, state.optimiser)
+        move, optimiser = _ADAM.update(gradient, state.optimiser, knobs["max_gradient"])
         updated = state.weights - knobs["learning_rate"] * move
         updated = flat.observe(self.network, updated, batch.obs, limits=batch.obs_limits)
         updates = state.updates + 1
-        rate = jnp.where(updates % self.config.target_period == 0, knobs["target_rate"], 0.0)
+        period = jnp.asarray(knobs["target_period"]).astype(jnp.int32)
+        rate = jnp.where(updates % period == 0, knobs["target_rate"], 0.0)
         updated_target = state.target + rate * (updated - state.target)
         norm = norm_of(gradient)
         metrics = {"loss": loss, "gradient_norm": norm, "error": jnp.abs(error).mean()}

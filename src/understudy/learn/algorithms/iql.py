@@ -27,6 +27,7 @@ from understudy.nn.heads import Head, head_for
 from understudy.nn.network import Dense, Input, Layer, NetworkSpec
 from understudy.nn.policy import Policy
 
+_ADAM = Adam(epsilon=1e-8)
 MAX_ERROR = 1e12
 """Rows with a larger |reward|, |TD error|, |advantage| or |log probability| are invalid."""
 MIN_SCALE = 1e-6
@@ -58,7 +59,6 @@ class IqlConfig:
     that takes the place of action 0, 1 and so on: `rows 1,0,2,3; columns 0,1,3,2; swap 2,3,0,1`, if
     the actions are north, south, west and east. If it is empty, the learner service finds it and
     tries it on held-out steps, unless it is `none`."""
-    max_gradient: float = setting(10.0, 1e-3, 1e6, "largest gradient norm of each network")
 
     def __post_init__(self) -> None:
         check_centre(self.centre)
@@ -87,6 +87,9 @@ class IqlKnobs:
     max_weight: float | Schedule = setting(20.0, 1.0, 1e6, "largest weight of a cloned action")
     target_rate: float | Schedule = setting(
         0.005, 1e-4, 1.0, "target update rate (tau); 1 copies the weights"
+    )
+    max_gradient: float | Schedule = setting(
+        10.0, 1e-3, 1e6, "largest gradient norm of each network"
     )
 
 
@@ -120,6 +123,7 @@ class Iql:
 
     Config = IqlConfig
     Knobs = IqlKnobs
+    of_source = ("discount",)
 
     @property
     def needs(self) -> Transitions:
@@ -164,10 +168,6 @@ class Iql:
     def _symmetry(self) -> Symmetry:
         return Symmetry(self.game, self.config.centre, self.config.symmetry)
 
-    @cached_property
-    def _adam(self) -> Adam:
-        return Adam(self.config.max_gradient, epsilon=1e-8)
-
     def init(self, key: Any, start: Mapping[str, Array] | None = None) -> IqlState:
         for_policy, for_value, *for_q = jax.random.split(key, 4)
         policy = flat.first_weights(for_policy, self.network, start)
@@ -178,7 +178,7 @@ class Iql:
             value,
             q,
             target=jnp.copy(q),
-            optimisers=(self._adam.init(policy), self._adam.init(value), self._adam.init(q)),
+            optimisers=(_ADAM.init(policy), _ADAM.init(value), _ADAM.init(q)),
             reward_square=jnp.zeros((), jnp.float32),
             updates=jnp.zeros((), jnp.int32),
         )
@@ -238,7 +238,8 @@ class Iql:
             flat.pack(self.value_network, grads[1]),
             jax.vmap(partial(flat.pack, self.q_network))(grads[2]),
         )
-        moves, optimisers = zip(*map(self._adam.update, gradients, state.optimisers), strict=True)
+        clipped = partial(_ADAM.update, max_gradient=knobs["max_gradient"])
+        moves, optimisers = zip(*map(clipped, gradients, state.optimisers), strict=True)
         rate = knobs["learning_rate"]
         decay = knobs["weight_decay"] * flat.kernel_mask(self.network)
         policy = policy - rate * (moves[0] + decay * policy)

@@ -20,6 +20,7 @@ from understudy.nn.heads import Head, head_for
 from understudy.nn.network import Dense, NetworkSpec
 from understudy.nn.policy import Policy
 
+_ADAM = Adam()
 MAX_RETURN = 1e12
 """Rows with a larger return or log probability, or NaN, are invalid."""
 
@@ -41,7 +42,6 @@ class PpoConfig:
     observation_norm: bool = setting(
         False, 0, 1, "normalise observations by their running mean and variance"
     )
-    max_gradient: float = setting(0.5, 1e-3, 1e6, "largest gradient norm")
 
     def __post_init__(self) -> None:
         if self.rollout * self.envs % self.minibatches:
@@ -67,6 +67,7 @@ class PpoKnobs:
     )
     entropy: float | Schedule = setting(0.0, 0.0, 10.0, "weight of the entropy bonus")
     value: float | Schedule = setting(0.5, 0.0, 10.0, "weight of the value loss")
+    max_gradient: float | Schedule = setting(0.5, 1e-3, 1e6, "largest gradient norm")
 
 
 class PpoState(NamedTuple):
@@ -126,15 +127,11 @@ class Ppo:
             observation_norm=config.observation_norm,
         )
 
-    @cached_property
-    def _adam(self) -> Adam:
-        return Adam(self.config.max_gradient)
-
     def init(self, key: Any, start: Mapping[str, Array] | None = None) -> PpoState:
         for_policy, for_value, key = jax.random.split(key, 3)
         policy = flat.first_weights(for_policy, self.network, start)
         value = flat.first_weights(for_value, self.value_network)
-        return PpoState(policy, value, self._adam.init((policy, value)), key)
+        return PpoState(policy, value, _ADAM.init((policy, value)), key)
 
     def act(
         self,
@@ -237,7 +234,7 @@ class Ppo:
                 arrays, minibatch, knobs
             )
             gradient = tuple(flat.pack(spec, part) for spec, part in zip(specs, grads, strict=True))
-            moves, optimiser = self._adam.update(gradient, optimiser)
+            moves, optimiser = _ADAM.update(gradient, optimiser, knobs["max_gradient"])
             weights = jax.tree.map(
                 lambda old, move: old - knobs["learning_rate"] * move, weights, moves
             )

@@ -1,0 +1,370 @@
+"""understudy tune: searches settings; show and resume a study."""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from understudy.cli.interrupts import Interrupts
+from understudy.cli.options import (
+    PATH,
+    ResultTable,
+    console,
+    count_of,
+    examples,
+    finish,
+    format_count,
+    import_from_here,
+    json_option,
+    live_view,
+    results,
+    setting_pairs,
+)
+from understudy.cli.training_view import format_duration
+from understudy.core.errors import ConfigError, StorageFailed, StorageFull
+from understudy.tuning.journal import Row
+from understudy.tuning.study import (
+    SlotEnded,
+    StudyEvent,
+    StudyResult,
+    StudyStarted,
+    TrialEnded,
+    TrialStarted,
+    load_study,
+    ranked,
+)
+from understudy.tuning.study import tune as tune_study
+
+_LINE_EVERY_S = 5.0
+_BEST_SHOWN = 5
+_FAILURES_SHOWN = 3
+_BAR_COLUMNS = 40
+
+
+class _TuneGroup(click.Group):
+    """`understudy tune FILE` is `understudy tune run FILE`; its help has the options of `run`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        run = self.commands["run"]
+        run.format_usage(ctx, formatter)
+        run.format_help_text(ctx, formatter)
+        run.format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+        run.format_epilog(ctx, formatter)
+
+
+@click.group(cls=_TuneGroup)
+def tune() -> None:
+    """Search settings."""
+
+
+def _slots_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option(
+            "--oversubscribe",
+            is_flag=True,
+            help="Allow more processes than this machine has cores.",
+        ),
+        click.option(
+            "--trials", type=int, metavar="N", help="Trials of the study (default: the file's)."
+        ),
+        click.option(
+            "--slots",
+            type=int,
+            metavar="N",
+            help="Trials that run at once; no result depends on it (default: the file's).",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@tune.command(
+    hidden=True,
+    epilog=examples(
+        "understudy tune study.toml",
+        "understudy tune config/optim_dqn.json --parallelized --plevel 1",
+        "understudy tune --optim-config config/optim_dqn.json",
+        "understudy tune study.toml --search tpe --stop asha --slots 2 --trials 100 --out S",
+        "understudy tune study.toml --set lag=4 --set trial_timeout_s=600",
+        "understudy tune show S",
+        "understudy tune resume S",
+        "understudy tune resume S --trials 200",
+    ),
+)
+@click.argument("file", type=PATH, required=False)
+@click.option(
+    "--optim-config", type=PATH, metavar="FILE", help="The study's file, as RLiable names it."
+)
+@click.option(
+    "--parallelized", is_flag=True, help="Run RLiable's num_workers in parallel, at level 1."
+)
+@click.option(
+    "--plevel",
+    type=click.IntRange(1, 2),
+    metavar="1|2",
+    help="What runs in parallel: trials (1), or the rollouts of each trial (2).",
+)
+@_slots_option
+@click.option("--seed", type=int, help="Random seed of the search and of all trials (default 0).")
+@click.option("--out", type=PATH, metavar="DIR", help="The study's folder (default: the file's).")
+@click.option(
+    "--search",
+    metavar="NAME",
+    help="random, grid or sobol; tpe, gp or cma with Optuna (default: the file's).",
+)
+@click.option("--stop", metavar="NAME", help="Which trials end early: none, asha or median.")
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Change one setting of the study, such as lag=4; repeatable.",
+)
+@click.option(
+    "--legacy-convergence",
+    is_flag=True,
+    help="End the study as RLiable does: when two consecutive trials are alike.",
+)
+@click.option("--resume", is_flag=True, help="Resume the study in --out, or the file's last one.")
+@json_option
+def run(
+    file: Path | None,
+    optim_config: Path | None,
+    parallelized: bool,
+    plevel: int | None,
+    search: str | None,
+    stop: str | None,
+    sets: Sequence[str],
+    legacy_convergence: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Search the settings of a training for the best ones, as FILE describes them.
+
+    FILE is TOML, or the grid file of RLiable (JSON). The study's folder has a journal of all
+    trials: a study can be killed at any moment and resumed. The same seed and lag give the same
+    trials on any number of slots.
+    """
+    if file is not None and optim_config is not None:
+        raise ConfigError("the study is given twice, as FILE and by --optim-config; give it once")
+    named = {"method": search, "rule": stop, "is_legacy": True if legacy_convergence else None}
+    settings = setting_pairs(sets)
+    for name, value in named.items():
+        if value is None:
+            continue
+        if name in settings:
+            raise ConfigError(
+                f"{name} is set twice: by its own flag and by --set; omit one of them"
+            )
+        settings[name] = value
+    study = file or optim_config
+    if study is None and not options["resume"]:
+        raise ConfigError(
+            "no study was given; give its file: understudy tune study.toml (see --help)"
+        )
+    level = plevel or (1 if parallelized else 0)
+    return _run(study, as_json=as_json, level=level, settings=settings, **options)
+
+
+@tune.command(epilog=examples("understudy tune resume S", "understudy tune resume S --trials 200"))
+@click.argument("folder", type=PATH)
+@_slots_option
+@json_option
+def resume(folder: Path, as_json: bool, **options: Any) -> int:
+    """Resume the study in FOLDER, or extend it with more --trials."""
+    return _run(None, as_json=as_json, out=folder, resume=True, **options)
+
+
+@tune.command(epilog=examples("understudy tune show S", "understudy tune show S --json"))
+@click.argument("folder", type=PATH)
+@json_option
+def show(folder: Path, as_json: bool) -> int:
+    """Show the trials of the study in FOLDER, also while it runs."""
+    result = load_study(folder)
+    _print(results(as_json=as_json), result)
+    return finish(result.to_json(), as_json=as_json)
+
+
+def _run(study: Path | None, *, as_json: bool, **options: Any) -> int:
+    import_from_here()
+    out = console(as_json=as_json)
+    progress = StudyProgress()
+    try:
+        with (
+            Interrupts() as interrupts,
+            live_view(
+                out,
+                draw=_progress_bar,
+                line=_progress_line,
+                every_s=_LINE_EVERY_S,
+                has_room=out.is_terminal,
+            ) as view,
+        ):
+
+            def on_event(event: StudyEvent) -> None:
+                progress.handle_event(event)
+                if text := _message(event, progress.states["failed"]):
+                    out.print(text, soft_wrap=True)
+                if isinstance(event, TrialStarted | TrialEnded):
+                    view(progress)
+                interrupts.check()
+
+            result = tune_study(study, on_event=on_event, **options)
+    except (KeyboardInterrupt, StorageFull, StorageFailed, OSError):
+        if (started := progress.started) is not None:
+            command = f"understudy tune resume {shlex.quote(started.folder)}"
+            message = f"stopped after {count_of(progress.n_ended, 'trial')}; resume with: {command}"
+            print(message, file=sys.stderr)
+            fields = {"stopped": True, "folder": started.folder, "trials": progress.n_ended}
+            finish({**fields, "next": command}, as_json=as_json)
+        raise
+    _print(results(as_json=as_json), result)
+    return finish(result.to_json(), as_json=as_json)
+
+
+# --- The view of a running study ------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class StudyProgress:
+    """The progress of a study, from its events."""
+
+    now: Callable[[], float] = time.monotonic
+    started: StudyStarted | None = None
+    n_ended: int = 0
+    best: Row | None = None
+    states: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stopped", "failed"), 0))
+    _started_s: float = 0.0
+    _n_before: int = 0
+
+    def handle_event(self, event: StudyEvent) -> None:
+        match event:
+            case StudyStarted():
+                self.started = event
+                self._started_s = self.now()
+                self._n_before = len(event.rows)
+                self.best = event.best
+                for row in event.rows:
+                    self._count(row)
+            case TrialEnded():
+                self._count(event.row)
+                if event.is_best:
+                    self.best = event.row
+
+    def _count(self, row: Row) -> None:
+        self.n_ended += 1
+        if row.result.state in self.states:
+            self.states[row.result.state] += 1
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds until the last trial at the rate so far; None before the first one."""
+        n_new = self.n_ended - self._n_before
+        if self.started is None or not n_new:
+            return None
+        return (self.now() - self._started_s) / n_new * (self.started.max_trials - self.n_ended)
+
+    @property
+    def best_text(self) -> str:
+        """The incumbent: the best trial so far."""
+        if self.started is None or self.best is None:
+            return "no best trial yet"
+        name = self.started.metric.name
+        value = self.best.result.metrics[name]
+        return f"best {name} {value:.4g} (trial {self.best.trial.trial_no})"
+
+    @property
+    def counts_text(self) -> str:
+        total = "?" if self.started is None else format_count(self.started.max_trials)
+        parts = [f"{format_count(self.n_ended)} of {total} trials"]
+        parts += [f"{count} {state}" for state, count in self.states.items() if count]
+        return ", ".join(parts)
+
+
+def _progress_bar(progress: StudyProgress) -> RenderableType:
+    total = 1 if progress.started is None else progress.started.max_trials
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_row(
+        ProgressBar(total, progress.n_ended, width=_BAR_COLUMNS),
+        progress.counts_text,
+        f"{format_duration(progress.remaining_s)} left",
+    )
+    table.add_row(escape(progress.best_text))
+    return table
+
+
+def _progress_line(progress: StudyProgress) -> str:
+    parts = [progress.counts_text, escape(progress.best_text)]
+    if progress.remaining_s is not None:
+        parts.append(f"{format_duration(progress.remaining_s)} left")
+    return "; ".join(parts)
+
+
+def _message(event: StudyEvent, n_failed: int) -> str:
+    match event:
+        case StudyStarted():
+            resumed = f", resumed after {count_of(len(event.rows), 'trial')}" if event.rows else ""
+            study = (
+                f"{escape(event.name)}: {count_of(event.max_trials, 'trial')} on "
+                f"{count_of(event.slots, 'slot')}, {event.metric.criteria} {event.metric.name}: "
+                f"study {escape(event.folder)}{resumed}"
+            )
+            return "\n".join([study, *(f"[yellow]note[/] {escape(note)}" for note in event.notes)])
+        case SlotEnded():
+            return f"[yellow]slot {event.slot} ended[/]: {escape(event.why)}; its trials restart"
+        case TrialEnded() if event.row.result.state == "failed" and n_failed <= _FAILURES_SHOWN:
+            error = escape(event.row.result.error)
+            more = "; more are only counted" if n_failed == _FAILURES_SHOWN else ""
+            return f"[yellow]trial {event.row.trial.trial_no} failed[/]: {error}{more}"
+        case _:
+            return ""
+
+
+# --- The result -----------------------------------------------------------------------------------
+
+
+def _print(out: Console, result: StudyResult) -> None:
+    name = result.config.metric.name
+    best = ranked(result.config, result.trials)[:_BEST_SHOWN]
+    settings = list(result.config.space.dimensions)
+    if best:
+        best_table = ResultTable("trial", name, *settings)
+        for row in best:
+            best_table.add_row(
+                str(row.trial.trial_no),
+                f"{row.result.metrics[name]:.4g}",
+                *(_value_text(row.trial.values, setting) for setting in settings),
+            )
+        out.print(best_table)
+    states = [row.result.state for row in result.trials]
+    counts = [
+        f"{states.count(state)} {state}" for state in ("stopped", "failed") if state in states
+    ]
+    counts_text = ", ".join([count_of(len(states), "trial"), *counts])
+    lines = [f"{counts_text}; {escape(result.ended) if result.ended else 'not finished'}"]
+    if not best:
+        lines.append("no trial can be the best: each one failed, or is outside a constraint")
+    lines.append(f"study   {escape(str(result.folder))}")
+    if not result.ended:
+        lines.append(f"next: understudy tune resume {escape(shlex.quote(str(result.folder)))}")
+    out.print("\n".join(lines), soft_wrap=True)
+
+
+def _value_text(values: Mapping[str, Any], name: str) -> str:
+    value = values[name]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

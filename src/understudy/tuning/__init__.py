@@ -1,0 +1,1 @@
+"""Tuning: searches the settings of a training for the best ones."""

@@ -1,0 +1,273 @@
+"""The journal of a study: what happened, one event a line; the state of a study is computed of it.
+
+    created    the study, its id and the versions of packages
+    asked      a trial: values and seed
+    leased     a slot starts the trial, from its beginning; a deadline if it has one
+    report     an intermediate value of the trial
+    lost       the slot's process ended before the trial
+    finished   the result of the trial, without its reports
+    extended   max_trials is another number
+    ended      no further trial is asked, and why
+
+Each line has its number and a checksum. The process that appends holds the
+study's lock. A line that a kill or power cut left unfinished is cut off when the study is resumed:
+at worst it repeats a trial, which has the same result. Damage in front of a readable line is an
+error.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from understudy.core.canonical import strict_json
+from understudy.core.errors import Closed, ConfigError, Corrupt, Refused
+from understudy.core.log import Sync, make_folder, storage_error, sync_data, write_file
+from understudy.tuning.trial import Trial, TrialResult
+
+NAME = "journal.jsonl"
+_CRC = ',"crc":"'
+_END_BYTES = len(_CRC) + len('00000000"}\n')
+
+
+class Row(NamedTuple):
+    """A trial, and how it ended."""
+
+    trial: Trial
+    result: TrialResult
+
+
+@dataclass(slots=True)
+class TrialRecord:
+    """What a journal says of one trial."""
+
+    trial: Trial
+    result: TrialResult | None = None
+    reports: list[tuple[int, float]] = field(default_factory=list)
+    losses: int = 0
+    slot: int | None = None
+    """Where it was started last, if it has not ended there."""
+
+
+class StudyState:
+    """The state of a study, from its events."""
+
+    def __init__(self) -> None:
+        self.created: Mapping[str, Any] = {}
+        self.records: list[TrialRecord] = []
+        self.max_trials: int | None = None
+        """If it was changed since the study was created."""
+        self.ended = ""
+        """Why no further trial is asked; empty if the study goes on."""
+        self.n_events = 0
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Change the state by one event."""
+        self.n_events += 1
+        match event["event"]:
+            case "created":
+                self.created = event
+            case "asked":
+                trial = Trial(
+                    trial_no=event["trial_no"], values=event["values"], seed=event["seed"]
+                )
+                self.records.append(TrialRecord(trial))
+            case "extended":
+                self.max_trials = event["max_trials"]
+                self.ended = ""
+            case "ended":
+                self.ended = event["why"]
+            case kind:
+                self._apply_to_trial(self.records[event["trial_no"]], kind, event)
+
+    def _apply_to_trial(self, record: TrialRecord, kind: str, event: Mapping[str, Any]) -> None:
+        match kind:
+            case "leased":
+                record.slot = event["slot"]
+                record.reports = []
+            case "report":
+                record.reports.append((event["step"], event["value"]))
+            case "lost":
+                record.slot = None
+                record.losses += 1
+            case "finished":
+                record.slot = None
+                record.result = TrialResult(
+                    trial_no=record.trial.trial_no,
+                    state=event["state"],
+                    metrics=event["metrics"],
+                    reports=tuple(record.reports),
+                    seconds=event["seconds"],
+                    error=event["error"],
+                )
+
+    def rows(self) -> list[Row]:
+        """The trials that have ended, in order."""
+        return [
+            Row(record.trial, record.result) for record in self.records if record.result is not None
+        ]
+
+
+class Read(NamedTuple):
+    """The contents of a journal."""
+
+    state: StudyState
+    size_bytes: int
+    """Of the readable lines; an unfinished one may follow."""
+
+
+def read_journal(path: Path) -> Read:
+    """Read a journal, also while a study appends to it.
+
+    ConfigError if there is none; Corrupt if a line in front of a readable one is damaged.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{path.parent} is not a study ({error}); give the folder that 'tune' printed"
+        ) from None
+    state = StudyState()
+    at = 0
+    for line_no, line in enumerate(raw.splitlines(keepends=True)):
+        event = _event(line)
+        if event is None and not any(
+            _event(later) for later in raw[at + len(line) :].splitlines(True)
+        ):
+            break
+        if event is None or event["n"] != line_no:
+            raise Corrupt(
+                f"line {line_no + 1} of {path} is damaged or missing, and later lines are not; "
+                f"restore the file from a copy, or keep the trials before it: head -n {line_no} "
+                f"{path.name} > kept, replace {path.name} by it, and resume the study"
+            )
+        state.apply(event)
+        at += len(line)
+    if not state.created:
+        raise Corrupt(
+            f"line 1 of {path} is damaged; restore the file from a copy, or start the study again"
+        )
+    return Read(state, at)
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """The event in a line; None if it is damaged or unfinished."""
+    if line[-_END_BYTES:] != _end(line[:-_END_BYTES]):
+        return None
+    try:
+        event: dict[str, Any] = strict_json(line)
+    except Refused:
+        return None
+    return event
+
+
+def _line(line_no: int, event: str, fields: Mapping[str, Any]) -> bytes:
+    # Not in canonical form: the order of a space's dimensions has a meaning.
+    text = json.dumps(
+        {"n": line_no, "event": event, **fields},
+        separators=(",", ":"),
+        ensure_ascii=False,
+        allow_nan=False,
+    ).encode()[:-1]
+    return text + _end(text)
+
+
+def _end(text: bytes) -> bytes:
+    """The end of a line that begins with this text."""
+    return f'{_CRC}{crc32(text):08x}"}}\n'.encode()
+
+
+def create_journal(path: Path, **created: Any) -> None:
+    """Write a journal with its first event; it exists completely or not at all."""
+    make_folder(path.parent.resolve())
+    write_file(path, _line(0, "created", created), mode=0o644)
+
+
+class Journal:
+    """Appends to the journal of a study; the caller holds the study's lock."""
+
+    def __init__(self, path: Path, *, sync: Sync = sync_data) -> None:
+        """Open a journal that `create_journal` wrote; cut off a line that is not finished."""
+        self.path = path
+        self._sync = sync
+        self.is_synced = True
+        self.state, self.size_bytes = read_journal(path)
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
+        self.cut_bytes = os.fstat(self._descriptor).st_size - self.size_bytes
+        """The size of the line that was cut off."""
+        try:
+            self._cut()
+        except OSError:
+            self.close()
+            raise
+
+    def append(self, event: str, **fields: Any) -> None:
+        """Write an event and apply it to the state."""
+        if self._descriptor is None:
+            raise Closed(f"{self.path} is closed; resume the study to append to it")
+        line = memoryview(_line(self.state.n_events, event, fields))
+        end = self.size_bytes + len(line)
+        try:
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+        except OSError as error:
+            self._cut()
+            raise storage_error(
+                error, f"writing {self.path.name}", then="resume the study"
+            ) from error
+        self.size_bytes = end
+        self.is_synced = False
+        self.state.apply({"event": event, **fields})
+
+    def _cut(self) -> None:
+        assert self._descriptor is not None
+        os.ftruncate(self._descriptor, self.size_bytes)
+        os.lseek(self._descriptor, self.size_bytes, os.SEEK_SET)
+
+    def sync(self) -> None:
+        """Make all events durable."""
+        if self.is_synced or self._descriptor is None:
+            return
+        try:
+            self._sync(self._descriptor)
+        except OSError as error:
+            raise storage_error(
+                error, f"writing {self.path.name}", then="resume the study"
+            ) from error
+        self.is_synced = True
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def finished_fields(result: TrialResult) -> dict[str, Any]:
+    """The fields of the event `finished`."""
+    return {
+        "trial_no": result.trial_no,
+        "state": result.state,
+        "metrics": dict(result.metrics),
+        "seconds": round(result.seconds, 6),
+        "error": result.error,
+    }
+
+
+def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The trials as JSON; two runs of a study have equal tables, except for `seconds`."""
+    return [
+        {
+            "trial_no": row.trial.trial_no,
+            "values": dict(row.trial.values),
+            "seed": row.trial.seed,
+            "state": row.result.state,
+            "metrics": dict(row.result.metrics),
+            "reports": [list(report) for report in row.result.reports],
+            "seconds": row.result.seconds,
+            "error": row.result.error,
+        }
+        for row in rows
+    ]

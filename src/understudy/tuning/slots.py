@@ -1,0 +1,290 @@
+"""Slots: processes that run trials. The study sends trials and answers, a slot reports and results.
+
+    study ──start, answer, bucket──► slot
+          ◄──ready, refused, bucket, report, result──
+
+A slot creates its Trainable once and runs trial after trial, or several at once if it has lanes.
+"""
+
+import contextlib
+import math
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from understudy.core.child_process import ChildProcess, parent_connection, receive, send
+from understudy.core.errors import ConfigError, LearningFailed, UnderstudyError
+from understudy.core.settings import load_object
+from understudy.core.wording import shortened
+from understudy.tuning.journal import finished_fields
+from understudy.tuning.trial import (
+    LaneTrainable,
+    Report,
+    Trainable,
+    TrainableSpec,
+    Trial,
+    TrialResult,
+)
+
+Fields = Mapping[str, Any]
+_ERROR_CHARS = 500
+
+
+class SlotLost(Exception):
+    """A slot's process ended; the message states how."""
+
+
+class Slot(Protocol):
+    """The way to one slot."""
+
+    def send(self, message: Fields) -> None:
+        """Queue a message; SlotLost if the slot has ended."""
+        ...
+
+    def receive(self) -> Fields:
+        """Wait for the next message; SlotLost if the slot ended before it."""
+        ...
+
+    def kill(self) -> None:
+        """End the slot and what it has started, also in the middle of a trial."""
+        ...
+
+
+class Slots(Protocol):
+    """Starts slots somewhere."""
+
+    def open(self, index: int, request: Fields) -> Slot:
+        """Start a slot, which sends `ready` or `refused`; `request` is that of `slot_request`."""
+        ...
+
+    def wait(self, slots: Sequence[Any], timeout_s: float | None) -> Sequence[Any]:
+        """The slots with a message, or that ended; none after the timeout."""
+        ...
+
+    def close(self) -> None:
+        """End what it has started itself, besides slots; may be called twice."""
+        ...
+
+
+def slot_request(spec: TrainableSpec, *, waits: bool) -> dict[str, Any]:
+    """What a slot is started with; `waits`: whether a report waits for an answer."""
+    return {"path": spec.path, "config": dict(spec.config), "waits": waits}
+
+
+class LocalSlots:
+    """Slots that are processes of this machine."""
+
+    def __init__(self, folder: Path, *, descriptors: Sequence[int] = ()) -> None:
+        """A slot's output is in a file of `folder`; it keeps `descriptors` open until it ends."""
+        self._folder = folder
+        self._descriptors = descriptors
+
+    def open(self, index: int, request: Fields) -> "LocalSlot":
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return LocalSlot(self._folder / f"slot-{index}.log", request, self._descriptors)
+
+    def wait(self, slots: Sequence["LocalSlot"], timeout_s: float | None) -> list["LocalSlot"]:
+        by_connection: dict[Any, LocalSlot] = {slot.process.connection: slot for slot in slots}
+        return [by_connection[ready] for ready in wait(list(by_connection), timeout_s)]
+
+    def close(self) -> None:
+        """Nothing is left: each process was ended by its slot."""
+
+
+class LocalSlot:
+    """A slot in a process of its own."""
+
+    def __init__(self, log: Path, request: Fields, descriptors: Sequence[int]) -> None:
+        self._log = log
+        with log.open("ab") as output:
+            self.process = ChildProcess(
+                __name__, lost=SlotLost, output=output, descriptors=descriptors
+            )
+        with contextlib.suppress(SlotLost):  # `receive` raises it again
+            self.process.send(request)
+
+    def send(self, message: Fields) -> None:
+        self.process.send(message)
+
+    def receive(self) -> Fields:
+        try:
+            return self.process.receive()[0]
+        except SlotLost as error:
+            raise SlotLost(f"{error}; its output is in {self._log}") from None
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+# --- In the process of a slot ---------------------------------------------------------------------
+
+
+class StudyGone(BaseException):
+    """The study has hung up; not an error that a trial could catch."""
+
+
+class StudyLink(Protocol):
+    """The way from a slot to its study."""
+
+    def send(self, message: Fields) -> None: ...
+
+    def receive(self) -> Fields:
+        """Wait for the next message; StudyGone if there will be none."""
+        ...
+
+    def has_message(self) -> bool:
+        """Whether `receive` would return at once."""
+        ...
+
+
+class _Socket:
+    """The link of a local slot."""
+
+    def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self._connection = connection
+
+    def send(self, message: Fields) -> None:
+        try:
+            send(self._connection, message)
+        except OSError:
+            raise StudyGone from None
+
+    def receive(self) -> Fields:
+        try:
+            return receive(self._connection)[0]
+        except (EOFError, OSError):
+            raise StudyGone from None
+
+    def has_message(self) -> bool:
+        return self._connection.poll(0)
+
+
+def main() -> None:
+    with contextlib.suppress(StudyGone, EOFError):
+        link = _Socket(parent_connection(close_s=0.0))
+        serve_trials(link, link.receive())
+
+
+def serve_trials(link: StudyLink, request: Fields) -> None:
+    """Run the trials that arrive, until StudyGone is raised."""
+    try:
+        trainable = load_object(request["path"], what="trainable")(request["config"])
+    except Exception as error:
+        traceback.print_exc()
+        is_config = isinstance(error, ConfigError)
+        link.send({"is": "refused", "is_config": is_config, "error": error_line(error)})
+        return
+    lanes = getattr(trainable, "lanes", 0)
+    link.send({"is": "ready", "lanes": lanes, "metrics": list(trainable.metrics)})
+    if lanes:
+        _serve_lanes(link, trainable, waits=request["waits"])
+    while True:
+        trial = Trial(**link.receive()["trial"])
+        _send_result(link, _run(link, trainable, trial, waits=request["waits"]))
+
+
+def _run(link: StudyLink, trainable: Trainable, trial: Trial, *, waits: bool) -> TrialResult:
+    is_stopped = False
+
+    def report(step: int, value: float) -> bool:
+        nonlocal is_stopped
+        if error := _not_finite(value, step):
+            raise LearningFailed(error)
+        _send_report(link, Report(trial.trial_no, step, value))
+        if waits and not is_stopped:
+            is_stopped = link.receive()["must_stop"]
+        return is_stopped
+
+    started_s = time.perf_counter()
+    try:
+        metrics = {name: float(value) for name, value in trainable.run(trial, report).items()}
+    except (Exception, SystemExit) as error:
+        return _failed(trial.trial_no, error, time.perf_counter() - started_s)
+    return TrialResult(
+        trial_no=trial.trial_no,
+        state="stopped" if is_stopped else "done",
+        metrics=metrics,
+        seconds=time.perf_counter() - started_s,
+    )
+
+
+def _serve_lanes(link: StudyLink, trainable: LaneTrainable, *, waits: bool) -> NoReturn:
+    running: set[int] = set()
+    unanswered: set[int] = set()
+    broken: dict[int, str] = {}
+    while True:
+        while running == unanswered or link.has_message():
+            message = link.receive()
+            if message["do"] == "answer":
+                trainable.answer(message["trial_no"], must_stop=message["must_stop"])
+                unanswered.discard(message["trial_no"])
+                continue
+            trial = Trial(**message["trial"])
+            try:
+                if message["do"] == "bucket":
+                    bucket = trainable.bucket(trial)
+                    link.send({"is": "bucket", "trial_no": trial.trial_no, "bucket": bucket})
+                else:
+                    trainable.start(trial)
+                    running.add(trial.trial_no)
+            except Exception as error:
+                _send_result(link, _failed(trial.trial_no, error, 0.0))
+        for event in trainable.step():
+            trial_no = event.trial_no
+            if isinstance(event, TrialResult):
+                running.discard(trial_no)
+                if error_text := broken.pop(trial_no, ""):
+                    event = replace(event, state="failed", metrics={}, error=error_text)
+                _send_result(link, event)
+            elif error_text := _not_finite(event.value, event.step):
+                broken[trial_no] = error_text
+                trainable.answer(trial_no, must_stop=True)
+            else:
+                _send_report(link, event)
+                if waits:
+                    unanswered.add(trial_no)
+                else:
+                    trainable.answer(trial_no, must_stop=False)
+
+
+def _send_report(link: StudyLink, report: Report) -> None:
+    link.send(
+        {
+            "is": "report",
+            "trial_no": report.trial_no,
+            "step": int(report.step),
+            "value": float(report.value),
+        }
+    )
+
+
+def _send_result(link: StudyLink, result: TrialResult) -> None:
+    finite = {name: value for name, value in result.metrics.items() if math.isfinite(value)}
+    link.send({"is": "result", **finished_fields(replace(result, metrics=finite))})
+
+
+def _not_finite(value: float, step: int) -> str:
+    if math.isfinite(value):
+        return ""
+    return f"the metric is {value} at step {step}; a smaller learning rate may keep it finite"
+
+
+def _failed(trial_no: int, error: BaseException, seconds: float) -> TrialResult:
+    traceback.print_exception(error)
+    return TrialResult(trial_no=trial_no, state="failed", seconds=seconds, error=error_line(error))
+
+
+def error_line(error: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, UnderstudyError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return shortened(text, _ERROR_CHARS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,788 @@
+"""understudy.tune: searches settings in a study's folder, and the loop of a study.
+
+STUDY/journal.jsonl   everything that happened; a study is resumed from it
+STUDY/study.json      the study, its trials and the best of them
+STUDY/trials/         what trials write
+STUDY/slots/          the output of the processes that run trials
+
+The loop imports neither JAX nor a game; only the slots' processes do.
+"""
+
+import bisect
+import json
+import math
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from understudy.core.clock import Clock, SystemClock
+from understudy.core.errors import ConfigError, LearningFailed
+from understudy.core.log import FileLock, write_file
+from understudy.core.plural import plural
+from understudy.core.settings import nearest
+from understudy.core.wording import joined
+from understudy.training.events import Stop
+from understudy.tuning.journal import (
+    NAME,
+    Journal,
+    Row,
+    TrialRecord,
+    create_journal,
+    finished_fields,
+    read_journal,
+    table,
+)
+from understudy.tuning.search import (
+    SearchPlan,
+    has_converged,
+    make_rule,
+    make_searcher,
+    trial_seed,
+)
+from understudy.tuning.slots import Fields, LocalSlots, Slot, SlotLost, Slots, slot_request
+from understudy.tuning.study_file import (
+    StudyConfig,
+    read_study,
+    seed_results,
+    study_from_json,
+    with_settings,
+)
+from understudy.tuning.trial import Metric, Report, Trial, TrialResult
+
+MAX_LOSSES = 3
+"""A trial whose process ended so often fails."""
+MIN_LAG = 8
+SYNC_S = 0.1
+"""Results of this time may be lost in a power cut, and their trials repeated; none in a kill."""
+LOCK_S = 3.0
+"""How long a resumed study waits until the slots of a killed one have ended."""
+
+
+# --- Events and results ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyStarted:
+    """The study's folder exists, and its trials start; sent once, before all other events."""
+
+    folder: str
+    name: str
+    max_trials: int
+    metric: Metric
+    rows: Sequence[Row]
+    """The trials that ended before the study was resumed."""
+    best: Row | None
+    """Of these."""
+    slots: int
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialStarted:
+    """A slot runs a trial."""
+
+    trial: Trial
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialEnded:
+    """A trial has its result."""
+
+    row: Row
+    is_best: bool
+    """Of all trials that have ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotEnded:
+    """A slot's process ended unexpectedly; its trials start again elsewhere."""
+
+    slot: int
+    why: str
+
+
+StudyEvent = StudyStarted | TrialStarted | Report | TrialEnded | SlotEnded
+OnStudyEvent = Callable[[StudyEvent], object]
+
+
+def score(config: StudyConfig, result: TrialResult) -> float | None:
+    """The metric, so that larger is better; None if the trial cannot be the best.
+
+    Only a trial that was trained to its end, and has all constrained metrics in bounds, can be.
+    """
+    if result.state != "done":
+        return None
+    for constraint in config.constraints:
+        value = result.metrics.get(constraint.metric, math.nan)
+        low = -math.inf if constraint.low is None else constraint.low
+        high = math.inf if constraint.high is None else constraint.high
+        if not low <= value <= high:
+            return None
+    return _signed(config.metric, result.metrics[config.metric.name])
+
+
+def _signed(metric: Metric, value: float) -> float:
+    return value if metric.criteria == "max" else -value
+
+
+def ranked(config: StudyConfig, rows: Sequence[Row]) -> list[Row]:
+    """The trials that can be the best, best first; of equal ones, the first trial."""
+    scores = {row.trial.trial_no: score(config, row.result) for row in rows}
+    able = [row for row in rows if scores[row.trial.trial_no] is not None]
+    return sorted(able, key=lambda row: -(scores[row.trial.trial_no] or 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResult:
+    """A study, finished or not."""
+
+    folder: Path
+    config: StudyConfig
+    trials: Sequence[Row]
+    """Those that have ended, in order."""
+    ended: str
+    """Why the study ended; empty if it can be resumed."""
+
+    @property
+    def best(self) -> Row | None:
+        """The best trial; None if none can be."""
+        return next(iter(ranked(self.config, self.trials)), None)
+
+    def __repr__(self) -> str:
+        best = self.best
+        value = "none" if best is None else f"{best.result.metrics[self.config.metric.name]:g}"
+        return f"StudyResult({str(self.folder)!r}, {len(self.trials)} trials, best {value})"
+
+    def to_json(self) -> dict[str, Any]:
+        """The study as in STUDY/study.json."""
+        best = self.best
+        return {
+            "name": self.config.name,
+            "folder": str(self.folder),
+            "ended": self.ended,
+            "metric": self.config.metric.name,
+            "criteria": self.config.metric.criteria,
+            "best": None if best is None else best.trial.trial_no,
+            "trials": table(self.trials),
+            "study": self.config.to_json(),
+        }
+
+
+def load_study(folder: str | Path) -> StudyResult:
+    """The study in a folder, also while it runs."""
+    state = read_journal(Path(folder) / NAME).state
+    config = study_from_json(state.created["study"])
+    is_over = state.ended and all(record.result for record in state.records)
+    return StudyResult(Path(folder), config, state.rows(), state.ended if is_over else "")
+
+
+# --- The loop -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _OpenSlot:
+    """A slot as the study knows it."""
+
+    index: int
+    slot: Slot
+    lanes: int | None = None
+    """0 if it runs one trial after the other; None until it is ready."""
+    running: dict[int, float] = field(default_factory=dict)
+    """The deadline of each of its trials, on the monotonic clock."""
+    bucket: str = ""
+    """Of its running trials."""
+    asked_buckets: set[int] = field(default_factory=set)
+    """Trials whose bucket it was asked for."""
+
+
+class Study:
+    """The loop of a study: decides in the order of trials, so that no result depends on time."""
+
+    def __init__(
+        self,
+        config: StudyConfig,
+        journal: Journal,
+        slots: Slots,
+        *,
+        num_slots: int,
+        clock: Clock | None = None,
+        on_event: OnStudyEvent = lambda event: None,
+    ) -> None:
+        self._config = config
+        self._journal = journal
+        self._state = journal.state
+        self._max_trials = self._state.max_trials or config.max_trials
+        self._slots = slots
+        self._num_slots = num_slots
+        self._clock = clock or SystemClock()
+        self._on_event = on_event
+        self._rule = make_rule(config.stopping)
+        self._waits = config.stopping.rule != "none"
+        self._searcher = make_searcher(
+            SearchPlan(
+                space=config.space,
+                seed=config.seed,
+                method=config.search.method,
+                metric=config.metric,
+                constraints=config.constraints,
+                points=config.search.points,
+            )
+        )
+        self._open: list[_OpenSlot] = []
+        self._buckets: dict[int, str] = {}
+        self._n_failed_starts = 0
+        self._scores: list[float | None] = []
+        """Of the trials that the searcher was told."""
+        self._reports: list[list[float]] = []
+        """The same; larger is better."""
+        self._best: float | None = None
+        """The score of the best of all trials that have ended."""
+        self._waiting: list[int] = []
+        self._sync_at_s = -math.inf
+        self._is_stopped = False
+        self._restore()
+
+    def _restore(self) -> None:
+        """Repeat what the searcher was asked and told before."""
+        for record in self._state.records:
+            trial = record.trial
+            self._tell(self._n_needed(trial.trial_no))
+            values = self._searcher.ask(trial.trial_no)
+            if json.loads(json.dumps(values)) != trial.values:
+                raise ConfigError(
+                    f"{self._journal.path} has other values for trial {trial.trial_no} than "
+                    f"{self._config.search.method} chooses now; resume the study with the versions "
+                    f"of packages that it was started with: {self._state.created['versions']}"
+                )
+            if record.result is None:
+                self._waiting.append(trial.trial_no)
+            else:
+                self._note_score(record.result)
+
+    def _n_needed(self, trial_no: int) -> int:
+        """How many trials the searcher has been told when it is asked for this one."""
+        convergence = self._config.convergence
+        if convergence.threshold is not None and convergence.is_legacy:
+            return trial_no - trial_no % convergence.legacy_batch  # RLiable waits for each batch
+        return max(0, trial_no - self._config.search.lag + 1)
+
+    # --- One round --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Repeat `step` until the study is over or an event's receiver returned Stop."""
+        while not self._is_stopped and self.step():
+            pass
+
+    def step(self) -> bool:
+        """Ask for trials, start them, and handle what slots send; whether the study goes on."""
+        while self._ask():
+            pass
+        if (
+            self._state.ended
+            and not self._waiting
+            and not any(open_slot.running for open_slot in self._open)
+        ):
+            self._journal.sync()
+            return False
+        self._start_slots()
+        self._lease()
+        if self._clock.monotonic() >= self._sync_at_s:  # while the slots work
+            self._journal.sync()
+            self._sync_at_s = self._clock.monotonic() + SYNC_S
+        by_slot = {id(open_slot.slot): open_slot for open_slot in self._open}
+        for slot in self._slots.wait([open_slot.slot for open_slot in self._open], self._wait_s()):
+            open_slot = by_slot[id(slot)]
+            try:
+                self._handle(open_slot, slot.receive())
+            except SlotLost as error:
+                self._lose(open_slot, str(error))
+        self._end_overdue()
+        return True
+
+    def close(self) -> None:
+        """End the slots, also in the middle of a trial; may be called twice."""
+        while self._open:
+            self._open.pop().slot.kill()
+        self._slots.close()
+
+    # --- Which trials -----------------------------------------------------------------------------
+
+    def _ask(self) -> bool:
+        """Ask for the next trial if that is possible now."""
+        records = self._state.records
+        trial_no = len(records)
+        if self._state.ended:
+            return False
+        if trial_no >= self._max_trials:
+            return self._end(f"all {self._max_trials} trials")
+        n_needed = self._n_needed(trial_no)
+        if any(record.result is None for record in records[len(self._scores) : n_needed]):
+            return False
+        self._tell(n_needed)
+        if has_converged(self._scores, self._config.convergence):
+            return self._end("converged")
+        values = self._searcher.ask(trial_no)
+        if values is None:
+            return self._end("the space has no more points")
+        self._journal.append(
+            "asked",
+            trial_no=trial_no,
+            values=dict(values),
+            seed=trial_seed(self._config.seed, trial_no),
+        )
+        self._waiting.append(trial_no)
+        return True
+
+    def _end(self, why: str) -> bool:
+        self._journal.append("ended", why=why)
+        return False
+
+    def _tell(self, count: int) -> None:
+        """Tell the searcher the results of the first `count` trials, in order."""
+        for record in self._state.records[len(self._scores) : count]:
+            assert record.result is not None
+            self._searcher.tell(record.trial, record.result)
+            self._scores.append(score(self._config, record.result))
+            self._reports.append(self._signed_reports(record))
+
+    def _signed_reports(self, record: TrialRecord) -> list[float]:
+        return [_signed(self._config.metric, value) for _, value in record.reports]
+
+    def _must_stop(self, record: TrialRecord) -> bool:
+        """The decision on a report; the trials that count are those told before it was asked."""
+        reports = self._signed_reports(record)
+        earlier = self._reports[: self._n_needed(record.trial.trial_no)]
+        return self._rule.must_stop(reports, [other[: len(reports)] for other in earlier])
+
+    # --- Where they run ---------------------------------------------------------------------------
+
+    def _start_slots(self) -> None:
+        n_trials = len(self._waiting) + sum(len(open_slot.running) for open_slot in self._open)
+        free = set(range(self._num_slots)) - {open_slot.index for open_slot in self._open}
+        for index in sorted(free)[: max(0, n_trials - len(self._open))]:
+            request = slot_request(self._config.trainable, waits=self._waits)
+            self._open.append(_OpenSlot(index, self._slots.open(index, request)))
+
+    def _lease(self) -> None:
+        timeout_s = self._config.slots.trial_timeout_s
+        for trial_no in list(self._waiting):
+            open_slot = self._free_slot(trial_no)
+            if open_slot is None:
+                continue
+            self._waiting.remove(trial_no)
+            self._journal.append(
+                "leased",
+                trial_no=trial_no,
+                slot=open_slot.index,
+                deadline_s=round(self._clock.now() + timeout_s, 3) if timeout_s else None,
+            )
+            open_slot.running[trial_no] = self._clock.monotonic() + (timeout_s or math.inf)
+            open_slot.bucket = self._buckets.get(trial_no, "")
+            record = self._state.records[trial_no]
+            self._send(open_slot, {"do": "start", "trial": _trial_fields(record.trial)})
+            self._emit(TrialStarted(trial=record.trial, slot=open_slot.index))
+
+    def _free_slot(self, trial_no: int) -> _OpenSlot | None:
+        """A slot with room for the trial.
+
+        Trials of one bucket share a slot with lanes. A trial whose process ended before has a slot
+        of its own, since it may have ended it.
+        """
+        ready = [open_slot for open_slot in self._open if open_slot.lanes is not None]
+        lanes = max((open_slot.lanes or 0 for open_slot in ready), default=0)
+        if lanes > 1 and trial_no not in self._buckets:
+            if not any(trial_no in open_slot.asked_buckets for open_slot in ready):
+                trial = self._state.records[trial_no].trial
+                ready[0].asked_buckets.add(trial_no)
+                self._send(ready[0], {"do": "bucket", "trial": _trial_fields(trial)})
+            return None
+        records = self._state.records
+
+        def has_room(open_slot: _OpenSlot) -> bool:
+            running = open_slot.running
+            if not running:
+                return True
+            return (
+                len(running) < (open_slot.lanes or 1)
+                and open_slot.bucket == self._buckets.get(trial_no, "")
+                and not any(records[other].losses for other in (trial_no, *running))
+            )
+
+        free = [open_slot for open_slot in ready if has_room(open_slot)]
+        return min(free, key=lambda open_slot: len(open_slot.running), default=None)
+
+    def _send(self, open_slot: _OpenSlot, message: Fields) -> None:
+        with suppress(SlotLost):  # the next `receive` raises it again
+            open_slot.slot.send(message)
+
+    def _wait_s(self) -> float | None:
+        deadlines = [at for open_slot in self._open for at in open_slot.running.values()]
+        if not self._journal.is_synced:
+            deadlines.append(self._sync_at_s)
+        first = min(deadlines, default=math.inf)
+        return None if first == math.inf else max(0.0, first - self._clock.monotonic())
+
+    # --- What slots send --------------------------------------------------------------------------
+
+    def _handle(self, open_slot: _OpenSlot, message: Fields) -> None:
+        match message["is"]:
+            case "ready":
+                name = self._config.metric.name
+                if name not in message["metrics"]:
+                    raise ConfigError(
+                        f"{self._config.trainable.path} measures no metric {name}; "
+                        f"{nearest(name, message['metrics'])}"
+                    )
+                open_slot.lanes = message["lanes"]
+                self._n_failed_starts = 0
+            case "refused":
+                kind = ConfigError if message["is_config"] else LearningFailed
+                raise kind(message["error"])
+            case "bucket":
+                self._buckets[message["trial_no"]] = message["bucket"]
+                open_slot.asked_buckets.discard(message["trial_no"])
+            case "report":
+                self._handle_report(open_slot, message)
+            case "result":
+                trial_no = message["trial_no"]
+                if trial_no in open_slot.asked_buckets:  # it has no bucket
+                    open_slot.asked_buckets.discard(trial_no)
+                    self._waiting.remove(trial_no)
+                open_slot.running.pop(trial_no, None)
+                names = ("trial_no", "state", "metrics", "seconds", "error")
+                self._finish(TrialResult(**{name: message[name] for name in names}))
+
+    def _handle_report(self, open_slot: _OpenSlot, message: Fields) -> None:
+        report = Report(message["trial_no"], message["step"], message["value"])
+        self._journal.append("report", **report._asdict())
+        if self._waits:
+            must_stop = self._must_stop(self._state.records[report.trial_no])
+            answer = {"do": "answer", "trial_no": report.trial_no, "must_stop": must_stop}
+            self._send(open_slot, answer)
+        self._emit(report)
+
+    def _finish(self, result: TrialResult) -> None:
+        name = self._config.metric.name
+        if result.state != "failed" and name not in result.metrics:
+            error = f"the trial ended without a finite {name}"
+            result = replace(result, state="failed", metrics={}, error=error)
+        self._journal.append("finished", **finished_fields(result))
+        record = self._state.records[result.trial_no]
+        assert record.result is not None
+        is_best = self._note_score(record.result)
+        self._emit(TrialEnded(row=Row(record.trial, record.result), is_best=is_best))
+
+    def _note_score(self, result: TrialResult) -> bool:
+        value = score(self._config, result)
+        is_best = value is not None and (self._best is None or value > self._best)
+        if is_best:
+            self._best = value
+        return is_best
+
+    def _fail(self, trial_no: int, error: str, seconds: float = 0.0) -> None:
+        self._finish(TrialResult(trial_no=trial_no, state="failed", error=error, seconds=seconds))
+
+    def _lose(self, open_slot: _OpenSlot, why: str) -> None:
+        """Start the trials of a slot whose process ended again, unless they end it each time."""
+        self._open.remove(open_slot)
+        open_slot.slot.kill()
+        if open_slot.lanes is None:
+            self._n_failed_starts += 1
+            if self._n_failed_starts >= MAX_LOSSES:
+                raise LearningFailed(
+                    f"a slot ended {MAX_LOSSES} times before it was ready: {why}; correct what it "
+                    "reports there, and resume the study"
+                )
+        for trial_no in sorted({*open_slot.running, *open_slot.asked_buckets}):
+            self._journal.append("lost", trial_no=trial_no, why=why)
+            if trial_no in open_slot.asked_buckets:
+                self._waiting.remove(trial_no)
+            if self._state.records[trial_no].losses >= MAX_LOSSES:
+                self._fail(trial_no, f"its process ended {MAX_LOSSES} times: {why}")
+            else:
+                bisect.insort(self._waiting, trial_no)
+        self._emit(SlotEnded(slot=open_slot.index, why=why))
+
+    def _end_overdue(self) -> None:
+        """Fail the trials that are past their deadlines; others of their slots start again."""
+        now_s = self._clock.monotonic()
+        for open_slot in list(self._open):
+            if min(open_slot.running.values(), default=math.inf) > now_s:
+                continue
+            self._open.remove(open_slot)
+            open_slot.slot.kill()
+            limit_s = self._config.slots.trial_timeout_s
+            for trial_no, deadline_s in open_slot.running.items():
+                if deadline_s <= now_s:
+                    error = f"it did not end within {limit_s:g} s; raise trial_timeout_s"
+                    self._fail(trial_no, error, limit_s)
+                else:
+                    bisect.insort(self._waiting, trial_no)
+
+    def _emit(self, event: StudyEvent) -> None:
+        if self._on_event(event) is Stop:
+            self._is_stopped = True
+
+
+def _trial_fields(trial: Trial) -> dict[str, Any]:
+    return {"trial_no": trial.trial_no, "values": dict(trial.values), "seed": trial.seed}
+
+
+# --- understudy.tune ------------------------------------------------------------------------------
+
+
+def tune(
+    study: str | Path | StudyConfig | None = None,
+    *,
+    level: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    slots: int | None = None,
+    trials: int | None = None,
+    seed: int | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_event: OnStudyEvent | None = None,
+    oversubscribe: bool = False,
+) -> StudyResult:
+    """Search the settings that a study describes; return its trials and the best of them.
+
+    `study` is a file, TOML or RLiable's JSON, or a StudyConfig. `settings` are single settings of
+    the study by name, such as `{"method": "tpe"}`. `slots` trials run at once; the result does not
+    depend on it. `level` applies to RLiable's files: 1 runs trials in parallel, 2 the rollouts of
+    each trial. To resume a study, its folder `out` is enough; more `trials` extend it. `on_event`
+    receives every event of a study, and may return `understudy.Stop` to end it, to be resumed.
+    `oversubscribe` allows more processes than this machine has cores.
+    """
+    changes = {**(settings or {})}
+    arguments = {"max_trials": trials, "seed": seed, "slots": slots}
+    changes |= {name: value for name, value in arguments.items() if value is not None}
+    config: StudyConfig | None = None
+    if isinstance(study, StudyConfig):
+        config = with_settings(study, changes)
+    elif study is not None:
+        config = read_study(study, level=level, **changes)
+    if config is None and (out is None or not resume):
+        raise ConfigError(
+            "no study was given; pass its file, such as study.toml, or resume one: out=DIR, "
+            "resume=True"
+        )
+    folder = _folder(config, out, resume=resume)
+    is_new = not (folder / NAME).exists()
+    if is_new and config is None:
+        raise ConfigError(f"{folder} is not a study; give the folder that 'tune' printed")
+    if is_new and folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty; give another folder, or resume the study in it")
+    with FileLock(folder / ".lock", what="the study", timeout_s=LOCK_S) as lock:
+        try:
+            if is_new:
+                assert config is not None
+                config = _created(config, folder)
+            return _run(
+                folder,
+                config,
+                lock,
+                slots=slots,
+                trials=trials,
+                on_event=on_event or (lambda event: None),
+                oversubscribe=oversubscribe,
+            )
+        except ConfigError:
+            if is_new and not _has_leases(folder):
+                shutil.rmtree(folder)
+            raise
+
+
+def _folder(config: StudyConfig | None, out: str | Path | None, *, resume: bool) -> Path:
+    """The study's folder: `out`, or the first free one; to resume, the last that is not free."""
+    if out is not None:
+        return Path(out)
+    assert config is not None
+    stem = Path(config.trainable.config["folder"])
+    number = 1
+    path = stem
+    before = stem
+    while path.exists():
+        number += 1
+        before = path
+        path = stem.with_name(f"{stem.name}-{number}")
+    return before if resume else path
+
+
+def _has_leases(folder: Path) -> bool:
+    path = folder / NAME
+    return path.exists() and any(
+        record.slot is not None or record.result for record in read_journal(path).state.records
+    )
+
+
+def _created(config: StudyConfig, folder: Path) -> StudyConfig:
+    """The study with its folder and lag, as its journal keeps it."""
+    at_once = config.slots.slots * max(1, config.slots.lanes)
+    lag = config.search.lag or max(MIN_LAG, 2 * at_once)
+    trainable = replace(config.trainable, config={**config.trainable.config, "folder": str(folder)})
+    config = replace(config, search=replace(config.search, lag=lag), trainable=trainable)
+    create_journal(
+        folder / NAME,
+        id=str(uuid.uuid4()),
+        study=config.to_json(),
+        created_ms=int(time.time() * 1000),
+        versions=_versions(),
+    )
+    return config
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in ("understudy", "numpy", "optuna"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
+def _run(
+    folder: Path,
+    requested: StudyConfig | None,
+    lock: FileLock,
+    *,
+    slots: int | None,
+    trials: int | None,
+    on_event: OnStudyEvent,
+    oversubscribe: bool,
+) -> StudyResult:
+    with ExitStack() as opened:
+        journal = opened.enter_context(closing(Journal(folder / NAME)))
+        state = journal.state
+        config = study_from_json(state.created["study"])
+        if requested is not None:
+            _check_agrees(folder, config, requested)
+        num_slots, notes = _num_slots(config, slots, oversubscribe=oversubscribe)
+        if journal.cut_bytes:
+            notes.append(f"{journal.path}: an unfinished line at the end was cut off")
+        max_trials = state.max_trials or config.max_trials
+        if trials is not None and trials != max_trials:
+            if trials < len(state.records):
+                raise ConfigError(
+                    f"trials is {trials}, and {folder} has {len(state.records)} trials; give more "
+                    "to extend it"
+                )
+            journal.append("extended", max_trials=trials)
+            max_trials = trials
+        study = Study(
+            config,
+            journal,
+            _engine(config, folder, lock),
+            num_slots=num_slots,
+            on_event=on_event,
+        )
+        opened.enter_context(closing(study))
+        on_event(
+            StudyStarted(
+                folder=str(folder),
+                name=config.name,
+                max_trials=max_trials,
+                metric=config.metric,
+                rows=state.rows(),
+                best=next(iter(ranked(config, state.rows())), None),
+                slots=num_slots,
+                notes=[*config.notes, *notes],
+            )
+        )
+        try:
+            study.run()
+        finally:
+            result = load_study(folder)
+            text = json.dumps(result.to_json(), indent=1) + "\n"
+            write_file(folder / "study.json", text.encode(), mode=0o644)
+        if result.ended:
+            _write_seed_results(result, state.created["id"])
+        return result
+
+
+def _engine(config: StudyConfig, folder: Path, lock: FileLock) -> Slots:
+    if config.slots.engine != "local":
+        raise ConfigError(
+            f"the engine {config.slots.engine} does not run studies yet; use the engine local"
+        )
+    return LocalSlots(folder / "slots", descriptors=[lock.descriptor])
+
+
+def _num_slots(
+    config: StudyConfig, requested: int | None, *, oversubscribe: bool
+) -> tuple[int, list[str]]:
+    """How many slots run, and what to say about it; ConfigError if more than fit were requested.
+
+    Those of a file are reduced instead, since no result depends on them.
+    """
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    per_slot = max(1, config.slots.rollout_workers)
+    fit = max(1, cores // per_slot)
+    num_slots = min(requested or config.slots.slots, config.search.lag)
+    has = f"this machine has {cores} {plural(cores, 'core')}"
+    if oversubscribe or config.slots.engine != "local":
+        return num_slots, []
+    if requested is not None and num_slots > fit:
+        raise ConfigError(
+            f"{requested} slots of {per_slot} {plural(per_slot, 'process', 'processes')} were "
+            f"requested, and {has}; give at most {fit} slots, or allow more processes than cores "
+            "(oversubscribe, --oversubscribe)"
+        )
+    notes = []
+    if num_slots > fit:
+        notes.append(
+            f"{num_slots} slots are set, and {has}: {fit} "
+            f"{plural(fit, 'is', 'are')} used, with the same results"
+        )
+    if per_slot > cores:
+        notes.append(f"each trial has {per_slot} rollout workers, and {has}")
+    return min(num_slots, fit), notes
+
+
+def _check_agrees(folder: Path, config: StudyConfig, requested: StudyConfig) -> None:
+    """ConfigError if the study in a folder is another one than the requested."""
+    ours = _plain(config)
+    requested = replace(
+        requested,
+        search=replace(requested.search, lag=requested.search.lag or config.search.lag),
+        trainable=replace(
+            requested.trainable,
+            config={**requested.trainable.config, "folder": config.trainable.config["folder"]},
+        ),
+    )
+    theirs = _plain(requested)
+    may_differ = ("slots", "max_trials", "notes")
+    others = [name for name in ours if name not in may_differ and ours[name] != theirs[name]]
+    if others:
+        raise ConfigError(
+            f"the study in {folder} has another {joined(others)} than requested; resume it without "
+            "changes, or start another one with out=DIR"
+        )
+
+
+def _plain(config: StudyConfig) -> dict[str, Any]:
+    """The study as it is read from a file."""
+    fields: dict[str, Any] = json.loads(json.dumps(config.to_json()))
+    return fields
+
+
+def _write_seed_results(result: StudyResult, study_id: str) -> None:
+    """Write the results in RLiable's format beside the model, if the study is from its files."""
+    config = result.config
+    mdl_file = config.trainable.config.get("mdl_file")
+    if mdl_file is None or config.trainable.config.get("is_seed") is False:
+        return
+    is_parallel = config.slots.slots > 1 or config.slots.rollout_workers > 0
+    kind = "parallel_cv_2" if is_parallel else "single_cv"
+    path = Path(mdl_file).parent / f"{kind}-{study_id}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(seed_results(config, result.trials), indent=1) + "\n"
+    write_file(path, text.encode(), mode=0o644)

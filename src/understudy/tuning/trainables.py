@@ -1,0 +1,457 @@
+"""What a trial runs: `understudy.train`, or a class of the user's with `train` and `evaluate`.
+
+Importing this module imports neither JAX nor Gymnasium; only a trial does.
+"""
+
+import contextlib
+import inspect
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from understudy.core.errors import ConfigError, GameFailed, LearningFailed, UnderstudyError
+from understudy.core.log import write_file
+from understudy.core.settings import load_object, value_text
+from understudy.core.wording import joined, shortened
+from understudy.tuning.rows import is_rows_file, read_rows
+from understudy.tuning.trial import Trial, Values
+
+OnReport = Callable[[int, float], bool]
+
+METRICS = ("reward", "return_std", "env_steps", "updates", "train_s", "compile_s", "eval_s")
+"""What a trial of ours measures; `reward` is the mean return of its final test."""
+
+
+def trial_folder(config: Mapping[str, Any], trial_no: int) -> Path:
+    """Where a trial writes."""
+    return Path(config["folder"]) / "trials" / f"{trial_no:04d}"
+
+
+def model_path(config: Mapping[str, Any], trial_no: int) -> Path:
+    """Where a trial's model is: its run's folder, or the `mdl_file` of a custom class."""
+    folder = trial_folder(config, trial_no)
+    return folder if "game" in config else folder / Path(config["mdl_file"]).name
+
+
+# --- RLiable's names ------------------------------------------------------------------------------
+
+
+class SeedSetting(NamedTuple):
+    """A setting of RLiable's DQN."""
+
+    kind: type
+    default: float | None
+    """RLiable's, or ours where RLiable has no such setting; None: there must be a value."""
+    ours: str
+    """What it sets here."""
+    difference: str = ""
+    """How the default differs from RLiable's."""
+
+
+SEED_SETTINGS: Mapping[str, SeedSetting] = {
+    "train_iterations": SeedSetting(int, None, "steps: so many iterations, after the first batch"),
+    "collect_steps_per_iteration": SeedSetting(int, 1, "collect: env steps before each update"),
+    "batch_size": SeedSetting(int, 64, "batch, and min_inserts: steps before the first update"),
+    "learning_rate": SeedSetting(float, 1e-3, "learning_rate"),
+    "qnet_fc_hidden_size": SeedSetting(int, 100, "widths: of one hidden layer"),
+    "num_eval_episodes": SeedSetting(int, 10, "eval_episodes, and test_episodes unless it is set"),
+    "num_test_episodes": SeedSetting(int, 0, "test_episodes"),
+    "log_interval": SeedSetting(int, 200, "nothing: every update is in the run's events"),
+    "eval_interval": SeedSetting(int, 1_000, "eval_every: iterations between two evaluations"),
+    "replay_buffer_max_length": SeedSetting(int, 100_000, "capacity"),
+    "gamma": SeedSetting(float, 0.99, "discount", "RLiable has 1.0"),
+    "target_period": SeedSetting(int, 50, "target_period", "RLiable has 1"),
+    "epsilon": SeedSetting(float, 0.1, "epsilon"),
+}
+"""RLiable's settings of DQN, and ours. An iteration is `collect_steps_per_iteration` env steps and
+one update of `batch_size` transitions; at level 2 each rollout worker plays an iteration at a time.
+The rest is the preset rliable."""
+
+DIFFERENCES = (
+    "the loss is Huber's, with gradients of a norm up to 10; RLiable's is the squared error",
+    "the first batch is played by the untrained network with epsilon; RLiable plays it at random",
+    "episodes end at the env's own step limit, as a truncation; RLiable tests with 1000 steps",
+    "the reward is the best evaluated policy's, on new episodes; RLiable's is the last policy's",
+)
+"""Between a trial of class DQN and one of RLiable, besides defaults."""
+
+
+def seed_settings(values: Values, *, rollout_workers: int = 0) -> dict[str, Any]:
+    """Our settings for RLiable's, which may be whole numbers such as 32.0.
+
+    ConfigError if `train_iterations` is missing.
+    """
+    if "train_iterations" not in values:
+        raise ConfigError("train_iterations is missing; give it in hp_params or in the grid")
+    named: dict[str, Any] = {name: seed.default for name, seed in SEED_SETTINGS.items()}
+    named |= {name: SEED_SETTINGS[name].kind(value) for name, value in values.items()}
+    envs = max(1, rollout_workers)
+    collect = named["collect_steps_per_iteration"]
+    batch = named["batch_size"]
+    return {
+        "steps": batch + named["train_iterations"] * collect,
+        "envs": envs,
+        "actors": envs,
+        "collect": collect,
+        "updates_per_call": envs,
+        "samples_per_insert": batch / collect,
+        "min_inserts": batch,
+        "batch": batch,
+        "learning_rate": named["learning_rate"],
+        "widths": [named["qnet_fc_hidden_size"]],
+        "eval_episodes": named["num_eval_episodes"],
+        "test_episodes": named["num_test_episodes"] or named["num_eval_episodes"],
+        "eval_every": named["eval_interval"] * collect,
+        "capacity": named["replay_buffer_max_length"],
+        "discount": named["gamma"],
+        "target_period": named["target_period"],
+        "epsilon": named["epsilon"],
+    }
+
+
+# --- Algorithms of ours, and of the user's --------------------------------------------------------
+
+
+class AlgorithmTrainable:
+    """A trial is a run of `understudy.train` in a folder of the study.
+
+    A trial that was killed resumes from its run's last checkpoint, and reports what it had reported
+    before.
+    """
+
+    metrics = METRICS
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """`config` is that of a TrainableSpec from a study file."""
+        self._config = config
+
+    def run(self, trial: Trial, report: OnReport) -> Mapping[str, float]:
+        """Train in the trial's folder, and report each evaluation: its env steps and mean."""
+        return self.run_in(trial_folder(self._config, trial.trial_no), trial, report)
+
+    def run_in(self, folder: Path, trial: Trial, report: OnReport) -> Mapping[str, float]:
+        """As `run`, in another folder."""
+        # Imported late: a study imports this module, too, and needs no game.
+        from understudy.training.events import Evaluation, Event, Started, Stop
+        from understudy.training.folder import RunFolder
+        from understudy.training.train import TrainOptions, train
+
+        config = self._config
+        run_folder = RunFolder(folder)
+        if folder.exists() and not run_folder.exists:
+            shutil.rmtree(folder)  # of a trial that was killed before it began
+        n_reported = 0
+        must_stop = False
+
+        def report_new() -> Any:
+            nonlocal n_reported, must_stop
+            for row in run_folder.curve_rows()[n_reported:]:
+                n_reported += 1
+                must_stop = must_stop or report(int(row["env_steps"]), row["return_mean"])
+            return Stop if must_stop else None
+
+        def on_event(event: Event) -> Any:
+            return report_new() if isinstance(event, Started | Evaluation) else None
+
+        settings = self.settings(trial.values)
+        with old_envs_allowed():
+            result = train(
+                config["game"],
+                algorithm=config["algorithm"],
+                settings=settings,
+                seed=trial.seed,
+                until=None if "until" in settings else math.inf,
+                out=folder,
+                resume=True,
+                on_event=on_event,
+                options=TrainOptions(
+                    preset=config["preset"],
+                    engine="process" if config["rollout_workers"] else None,
+                ),
+            ).result
+        report_new()
+        if result["return_mean"] is None:
+            raise GameFailed(f"the trial has no return: {result['why_no_return']}")
+        measured = {"reward": result["return_mean"]} | {name: result[name] for name in METRICS[1:]}
+        return {name: float(value) for name, value in measured.items() if value is not None}
+
+    def settings(self, values: Values) -> dict[str, Any]:
+        """The settings of a trial's run, by our names."""
+        config = self._config
+        workers = config["rollout_workers"]
+        settings = {**config["settings"], **values}
+        if config["is_seed"]:
+            return seed_settings(settings, rollout_workers=workers)
+        if not workers:
+            return settings
+        from understudy.training.env_info import GameChoice, inspect_env
+        from understudy.training.settings import TrainRequest, resolve
+
+        request = TrainRequest(
+            algorithm=config["algorithm"], preset=config["preset"], settings=settings
+        )
+        with old_envs_allowed():
+            run = resolve(request, inspect_env(GameChoice(game=config["game"])).spec)
+        envs = getattr(run.config, "envs", run.run.envs)
+        return {**settings, "actors": workers, "envs": math.ceil(envs / workers) * workers}
+
+
+@contextlib.contextmanager
+def old_envs_allowed() -> Iterator[None]:
+    """No warnings about envs that have a newer version, such as CartPole-v0; a study has a note."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is out of date.*")
+        yield
+
+
+# --- Classes of the user's ------------------------------------------------------------------------
+
+
+class CustomTrainable:
+    """A trial creates an object of a class, trains it, saves it and evaluates it.
+
+    The class is created with `(sc, cfg)`. sc is None; cfg has the keys of RLiable's base file, with
+    the trial's settings in `hp_params`, and the trial's `seed`. `train(data)`, or
+    `train(data, test_data)`, and `evaluate(data)` get a Gymnasium env or rows; `evaluate` returns a
+    number, or (predictions, number), or numbers by name. `save()` is called if there is one.
+    If `evaluate` has a second parameter, it gets the number of episodes; at level 2, several
+    processes then `load_model()` and evaluate a part of the episodes each.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """`config` is that of a TrainableSpec from a study file."""
+        self._config = config
+        self.metrics: Sequence[str] = (config["metric"],)
+
+    def run(self, trial: Trial, report: OnReport) -> Mapping[str, float]:
+        """Train and evaluate in the trial's folder; nothing is reported in between."""
+        return self.run_in(model_path(self._config, trial.trial_no), trial)
+
+    def run_in(self, mdl_file: Path, trial: Trial) -> Mapping[str, float]:
+        """As `run`, with another place for the model."""
+        mdl_file.parent.mkdir(parents=True, exist_ok=True)
+        config = self._config
+        seeds = np.random.SeedSequence(trial.seed).generate_state(2).tolist()
+        model = self._create(mdl_file, trial)
+        with contextlib.ExitStack() as opened:
+            data, test_data = [
+                opened.enter_context(_data(config["environment"], seed=seed)) for seed in seeds
+            ]
+            both = (data, test_data) if _accepts(model.train, 2) else (data,)
+            _call(model, "train", *both)
+            if hasattr(model, "save"):
+                _call(model, "save")
+            episodes = self._episodes(model, trial)
+            workers = min(config["rollout_workers"], episodes)
+            if workers > 1 and hasattr(model, "load_model"):
+                return self._evaluate_in_parts(mdl_file, trial, episodes, workers)
+            return self._evaluated(model, test_data, episodes)
+
+    def evaluate(
+        self, mdl_file: Path, trial: Trial, *, episodes: int | None = None
+    ) -> Mapping[str, float]:
+        """The metrics of a saved model; None: as many episodes as its settings say."""
+        model = self._create(mdl_file, trial)
+        _call(model, "load_model")
+        with _data(self._config["environment"], seed=trial.seed) as data:
+            return self._evaluated(model, data, episodes or self._episodes(model, trial))
+
+    def _create(self, mdl_file: Path, trial: Trial) -> Any:
+        config = self._config
+        kind = load_object(config["path"], what="class")
+        cfg = {
+            "class": config["class"],
+            "environment": config["environment"],
+            "mdl_file": str(mdl_file),
+            "hp_params": {**config["settings"], **trial.values},
+            "seed": trial.seed,
+        }
+        with _named(f"{config['class']}.__init__"):
+            return kind(None, cfg)
+
+    def _episodes(self, model: Any, trial: Trial) -> int:
+        """How many episodes `evaluate` is asked for; 0 if it has no parameter for it."""
+        values = {**self._config["settings"], **trial.values}
+        named = values.get("num_test_episodes") or values.get("num_eval_episodes") or 0
+        is_asked = not is_rows_file(self._config["environment"]) and _accepts(model.evaluate, 2)
+        return int(named) if is_asked else 0
+
+    def _evaluated(self, model: Any, data: Any, episodes: int) -> dict[str, float]:
+        answer = _call(model, "evaluate", *((data, episodes) if episodes else (data,)))
+        metric = self._config["metric"]
+        where = f"{type(model).__name__}.evaluate"
+        if isinstance(answer, tuple | list) and len(answer) == 2:
+            answer = answer[1]
+        numbers = dict(answer) if isinstance(answer, Mapping) else {metric: answer}
+        try:
+            numbers = {str(name): float(number) for name, number in numbers.items()}
+        except (TypeError, ValueError):
+            numbers = {}
+        if not numbers:
+            raise LearningFailed(
+                f"{where} returned {value_text(_short(answer))}; return a number, or (predictions, "
+                "number), or numbers by name"
+            )
+        if metric not in numbers:
+            raise LearningFailed(
+                f"{where} returned {joined(numbers)}, but the study's metric is {metric}; return "
+                f"{metric}, or name another metric in the study"
+            )
+        if bad := [name for name, number in numbers.items() if not math.isfinite(number)]:
+            raise LearningFailed(
+                f"{where} returned {numbers[bad[0]]} as {bad[0]}; return finite numbers"
+            )
+        return numbers
+
+    def _evaluate_in_parts(
+        self, mdl_file: Path, trial: Trial, episodes: int, workers: int
+    ) -> dict[str, float]:
+        """The means over all episodes, each part of which another process plays."""
+        seeds = np.random.SeedSequence(trial.seed).spawn(workers)
+        counts = [len(range(index, episodes, workers)) for index in range(workers)]
+        requests = [
+            {
+                "config": dict(self._config),
+                "mdl_file": str(mdl_file),
+                "trial_no": trial.trial_no,
+                "values": dict(trial.values),
+                "seed": int(seed.generate_state(1)[0]),
+                "episodes": count,
+                "answer": str(mdl_file.parent / f"part-{index}.json"),
+            }
+            for index, (seed, count) in enumerate(zip(seeds, counts, strict=True))
+        ]
+        with contextlib.ExitStack() as opened:
+            parts = [opened.enter_context(_part(request)) for request in requests]
+            answers = [
+                _answer(part, request) for part, request in zip(parts, requests, strict=True)
+            ]
+        return {
+            name: sum(answer[name] * count for answer, count in zip(answers, counts, strict=True))
+            / episodes
+            for name in answers[0]
+        }
+
+
+@contextlib.contextmanager
+def _data(environment: str, *, seed: int) -> Iterator[Any]:
+    """A Gymnasium env whose episodes follow from the seed, or rows."""
+    if is_rows_file(environment):
+        yield read_rows(Path(environment))
+        return
+    from understudy.act.vector import make_env
+
+    with old_envs_allowed():
+        env = make_env(environment)
+    with contextlib.closing(env):
+        env.reset(seed=seed)
+        yield env
+
+
+def _accepts(method: Any, count: int) -> bool:
+    """Whether a method can be called with so many arguments."""
+    try:
+        inspect.signature(method).bind(*range(count))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _call(model: Any, method: str, *arguments: Any) -> Any:
+    name = f"{type(model).__name__}.{method}"
+    if not callable(getattr(model, method, None)):
+        raise ConfigError(f"class {type(model).__name__} has no method {method}; define {name}")
+    with _named(name):
+        return getattr(model, method)(*arguments)
+
+
+@contextlib.contextmanager
+def _named(method: str) -> Iterator[None]:
+    """Names the method of the user's class in its errors."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise LearningFailed(
+            f"{method} raised {shortened(what, 300)} ({Path(last.filename).name}, line "
+            f"{last.lineno}); correct it in your class"
+        ) from error
+
+
+def _short(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | None) else type(value).__name__
+
+
+# --- A part of an evaluation, in a process of its own ---------------------------------------------
+
+
+@contextlib.contextmanager
+def _part(request: Mapping[str, Any]) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that evaluates; it ends with this one, at the latest."""
+    Path(request["answer"]).unlink(missing_ok=True)
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+    ) as process:
+        try:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # `_answer` notices it, too
+                process.stdin.write(json.dumps(request).encode() + b"\n")
+                process.stdin.flush()
+            yield process
+        finally:
+            process.kill()
+
+
+def _answer(process: "subprocess.Popen[bytes]", request: Mapping[str, Any]) -> dict[str, float]:
+    code = process.wait()
+    path = Path(request["answer"])
+    if code or not path.exists():
+        raise LearningFailed(
+            f"a process that evaluated {request['config']['class']} exited with code {code}; its "
+            "message is above this one; evaluate without rollout workers to see more"
+        )
+    answer: dict[str, Any] = json.loads(path.read_text())
+    path.unlink()
+    if "error" in answer:
+        raise LearningFailed(answer["error"])
+    return answer["numbers"]  # type: ignore[no-any-return]
+
+
+def _end_with_stdin() -> None:
+    """End this process when the one that started it closes the pipe, or ends."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+def main() -> None:
+    """Evaluate the part of which stdin has the request."""
+    request = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    trial = Trial(trial_no=request["trial_no"], values=request["values"], seed=request["seed"])
+    answer: dict[str, Any]
+    try:
+        trainable = CustomTrainable(request["config"])
+        numbers = trainable.evaluate(Path(request["mdl_file"]), trial, episodes=request["episodes"])
+        answer = {"numbers": dict(numbers)}
+    except UnderstudyError as error:
+        answer = {"error": str(error)}
+    write_file(Path(request["answer"]), json.dumps(answer).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Workers: actors on other machines that join a run over HTTP; importing this imports nothing."""
