@@ -122,10 +122,9 @@ def notes_of(folder: Path) -> list[tuple[float, int, int, str]]:
     return [tuple(json.loads(line)) for line in whole]
 
 
-def wait_for_more_steps(folder: Path, limit: int) -> None:
-    """Wait until a learner has inserted another round; it must be before its last one."""
+def wait_for_more_steps(folder: Path) -> None:
+    """Wait until a learner has inserted another round."""
     before = notes_of(folder)[-1][1]
-    assert before < limit, "the run ended before its faults"
     wait_for(lambda: notes_of(folder)[-1][1] > before)
 
 
@@ -158,7 +157,6 @@ def test_workers_rejoin_after_partitions_loss_and_delay_and_no_step_counts_twice
     tmp_path: Path, card: Card, seed: int, n_rounds: int
 ):
     slow = "train:tests.faults.slow_steps:Slow"
-    steps = 2_200 if n_rounds == 1 else 4_000 * n_rounds
     settings = {"envs": 4, "actors": 2, "min_inserts": 200, "lease_s": 3.0, "keep_history": True}
     # A lease must outlast the join, whose policy takes several round trips of 0.4 s and more.
     rng = np.random.default_rng(seed)
@@ -169,7 +167,6 @@ def test_workers_rejoin_after_partitions_loss_and_delay_and_no_step_counts_twice
             "0.0.0.0",
             4444,
             python=net.python("learner"),
-            steps=steps,
             settings=settings,
             wrapper=[slow],
         )
@@ -193,10 +190,12 @@ def test_workers_rejoin_after_partitions_loss_and_delay_and_no_step_counts_twice
                 lost = [cable.fired["lost"] for cable in net.cables]
                 wait_for(partial(have_lost, net.cables, lost))
                 if delay_s:
-                    wait_for_more_steps(tmp_path, steps)
+                    wait_for_more_steps(tmp_path)
             for cable in net.cables:
                 cable.loss = 0.0
-            wait_for_more_steps(tmp_path, steps)
+            wait_for_more_steps(tmp_path)
+        # A run of a fixed number of steps could end during the partition on a slow machine.
+        (tmp_path / "stop").touch()
         result = run.answer(learner, 400)
         worked = [run.answer(worker, 90) for worker in workers]
         for cable in net.cables:
@@ -205,7 +204,7 @@ def test_workers_rejoin_after_partitions_loss_and_delay_and_no_step_counts_twice
     assert "Traceback" not in texts
     assert min(fired[name] for name in ("partitions", "cut", "lost", "delayed")) > 0, fired
     assert sum(each["joins"] for each in worked) >= 2 + n_rounds
-    assert stored_steps(tmp_path / "R") == result["env_steps"] >= steps
+    assert stored_steps(tmp_path / "R") == result["env_steps"] > 0
     assert sum(each["steps"] for each in worked) <= result["env_steps"]
     note = f"{fired['cut']} packets cut, {fired['lost']} lost, {fired['delayed']} delayed"
     card.line(
@@ -220,7 +219,7 @@ def cut_off(run: Processes, cable: Cable, worker: int, *, seconds: float) -> Non
     until_s = time.monotonic() + seconds
     cable.is_cut = True
     wait_for(lambda: count_lost(run.folder) > n_lost and time.monotonic() > until_s)
-    wait_for_more_steps(run.folder, 10**9)  # the other worker plays
+    wait_for_more_steps(run.folder)  # the other worker plays
     assert cable.fired["cut"] > 0
     cable.is_cut = False
     run.wait_for_text(worker, "joined", joins + 1)

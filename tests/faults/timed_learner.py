@@ -1,7 +1,7 @@
 """A learner that notes its env steps and updates, and when.
 
 Run as `python -m tests.faults.timed_learner RUN '{"game": …, "host": …, "port": …, …}'`; the notes
-are in the file `notes` beside the run.
+are in the file `notes` beside the run, which ends once there is a file `stop` beside it.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import understudy
-from understudy.training.events import Event
+from understudy.training.events import Event, Stop
 from understudy.workers.team import WorkersConfig
 
 
@@ -19,11 +19,12 @@ def main(run: Path, facts: dict[str, Any]) -> None:
     listen = WorkersConfig(host=facts["host"], port=int(facts["port"]), insecure=True)
     with run.with_name("notes").open("w", buffering=1) as notes:
 
-        def on_event(event: Event) -> None:
+        def on_event(event: Event) -> object:
             if hasattr(event, "env_steps"):
                 updates = getattr(event, "updates", -1)
                 text = getattr(event, "what", "")
                 notes.write(json.dumps([time.monotonic(), event.env_steps, updates, text]) + "\n")
+            return Stop if run.with_name("stop").exists() else None
 
         learned = understudy.LearnerNode(
             facts["game"],
