@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from understudy.training.learner_node import LearnerNode as LearnerNode
     from understudy.training.train import TrainOptions as TrainOptions
     from understudy.training.train import train as train
-    from understudy.tuning.study import tune as tune
+    from understudy.tuning.tune import tune as tune
     from understudy.workers.worker import Worker as Worker
 
     __version__: str
@@ -40,7 +40,7 @@ _LAZY = {
     "connect": "understudy.client.connect:connect",
     "events": "understudy.training.events:",
     "train": "understudy.training.train:train",
-    "tune": "understudy.tuning.study:tune",
+    "tune": "understudy.tuning.tune:tune",
 }
 
 

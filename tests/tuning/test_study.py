@@ -27,7 +27,6 @@ from understudy.tuning.study import (
     TrialEnded,
     TrialStarted,
     load_study,
-    tune,
 )
 from understudy.tuning.study_file import (
     Constraint,
@@ -38,6 +37,7 @@ from understudy.tuning.study_file import (
     StudyConfig,
 )
 from understudy.tuning.trial import Metric, Report, Trial, TrialResult, Values
+from understudy.tuning.tune import tune
 
 
 def rows_of(config: StudyConfig, folder: Path, *, num_slots: int = 1, order: int = 0) -> list[Row]:
@@ -300,7 +300,7 @@ def test_another_study_or_no_study_in_the_folder_is_refused(tmp_path: Path):
 
 
 def test_a_study_in_use_by_another_process_is_refused(tmp_path: Path, monkeypatch: Any):
-    monkeypatch.setattr("understudy.tuning.study.LOCK_S", 0.0)
+    monkeypatch.setattr("understudy.tuning.tune.LOCK_S", 0.0)
     folder = tmp_path / "s"
     tune(study(folder), trials=1)
     with (
@@ -335,7 +335,7 @@ _IMPORTS = """
 import sys
 from pathlib import Path
 from tests.tuning.cheap import study
-from understudy.tuning.study import tune
+from understudy.tuning.tune import tune
 tune(study(Path(sys.argv[1])), trials=2)
 assert not {"jax", "gymnasium", "scipy", "torch"} & set(sys.modules), sorted(sys.modules)
 """

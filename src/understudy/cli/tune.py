@@ -42,7 +42,7 @@ from understudy.tuning.study import (
     load_study,
     ranked,
 )
-from understudy.tuning.study import tune as tune_study
+from understudy.tuning.tune import tune as tune_study
 
 _LINE_EVERY_S = 5.0
 _BEST_SHOWN = 5

@@ -1,0 +1,294 @@
+"""understudy.tune: searches settings, in a study's folder.
+
+STUDY/journal.jsonl   everything that happened; a study is resumed from it
+STUDY/study.json      the study, its trials and the best of them
+STUDY/trials/         what trials write
+STUDY/slots/          the output of the processes that run trials
+"""
+
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from understudy.core.errors import ConfigError
+from understudy.core.log import FileLock, write_file
+from understudy.core.plural import plural
+from understudy.core.wording import joined
+from understudy.tuning.journal import NAME, Journal, create_journal, read_journal
+from understudy.tuning.slots import LocalSlots, Slots
+from understudy.tuning.study import (
+    OnStudyEvent,
+    Study,
+    StudyResult,
+    StudyStarted,
+    load_study,
+    ranked,
+)
+from understudy.tuning.study_file import (
+    StudyConfig,
+    read_study,
+    seed_results,
+    study_from_json,
+    with_settings,
+)
+
+MIN_LAG = 8
+LOCK_S = 3.0
+"""How long a resumed study waits until the slots of a killed one have ended."""
+
+
+def tune(
+    study: str | Path | StudyConfig | None = None,
+    *,
+    level: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    slots: int | None = None,
+    trials: int | None = None,
+    seed: int | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_event: OnStudyEvent | None = None,
+    oversubscribe: bool = False,
+) -> StudyResult:
+    """Search the settings that a study describes; return its trials and the best of them.
+
+    `study` is a file, TOML or RLiable's JSON, or a StudyConfig. `settings` are single settings of
+    the study by name, such as `{"method": "tpe"}`. `slots` trials run at once; the result does not
+    depend on it. `level` applies to RLiable's files: 1 runs trials in parallel, 2 the rollouts of
+    each trial. To resume a study, its folder `out` is enough; more `trials` extend it. `on_event`
+    receives every event of a study, and may return `understudy.Stop` to end it, to be resumed.
+    `oversubscribe` allows more processes than this machine has cores.
+    """
+    changes = {**(settings or {})}
+    arguments = {"max_trials": trials, "seed": seed, "slots": slots}
+    changes |= {name: value for name, value in arguments.items() if value is not None}
+    config: StudyConfig | None = None
+    if isinstance(study, StudyConfig):
+        config = with_settings(study, changes)
+    elif study is not None:
+        config = read_study(study, level=level, **changes)
+    if config is None and (out is None or not resume):
+        raise ConfigError(
+            "no study was given; pass its file, such as study.toml, or resume one: out=DIR, "
+            "resume=True"
+        )
+    folder = _folder(config, out, resume=resume)
+    is_new = not (folder / NAME).exists()
+    if is_new and config is None:
+        raise ConfigError(f"{folder} is not a study; give the folder that 'tune' printed")
+    if is_new and folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty; give another folder, or resume the study in it")
+    with FileLock(folder / ".lock", what="the study", timeout_s=LOCK_S) as lock:
+        try:
+            if is_new:
+                assert config is not None
+                config = _created(config, folder)
+            return _run(
+                folder,
+                config,
+                lock,
+                slots=slots,
+                trials=trials,
+                on_event=on_event or (lambda event: None),
+                oversubscribe=oversubscribe,
+            )
+        except ConfigError:
+            if is_new and not _has_leases(folder):
+                shutil.rmtree(folder)
+            raise
+
+
+def _folder(config: StudyConfig | None, out: str | Path | None, *, resume: bool) -> Path:
+    """The study's folder: `out`, or the first free one; to resume, the last that is not free."""
+    if out is not None:
+        return Path(out)
+    assert config is not None
+    stem = Path(config.trainable.config["folder"])
+    number = 1
+    path = stem
+    before = stem
+    while path.exists():
+        number += 1
+        before = path
+        path = stem.with_name(f"{stem.name}-{number}")
+    return before if resume else path
+
+
+def _has_leases(folder: Path) -> bool:
+    path = folder / NAME
+    return path.exists() and any(
+        record.slot is not None or record.result for record in read_journal(path).state.records
+    )
+
+
+def _created(config: StudyConfig, folder: Path) -> StudyConfig:
+    """The study with its folder and lag, as its journal keeps it."""
+    at_once = config.slots.slots * max(1, config.slots.lanes)
+    lag = config.search.lag or max(MIN_LAG, 2 * at_once)
+    trainable = replace(config.trainable, config={**config.trainable.config, "folder": str(folder)})
+    config = replace(config, search=replace(config.search, lag=lag), trainable=trainable)
+    create_journal(
+        folder / NAME,
+        id=str(uuid.uuid4()),
+        study=config.to_json(),
+        created_ms=int(time.time() * 1000),
+        versions=_versions(),
+    )
+    return config
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in ("understudy", "numpy", "optuna"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
+def _run(
+    folder: Path,
+    requested: StudyConfig | None,
+    lock: FileLock,
+    *,
+    slots: int | None,
+    trials: int | None,
+    on_event: OnStudyEvent,
+    oversubscribe: bool,
+) -> StudyResult:
+    with ExitStack() as opened:
+        journal = opened.enter_context(closing(Journal(folder / NAME)))
+        state = journal.state
+        config = study_from_json(state.created["study"])
+        if requested is not None:
+            _check_agrees(folder, config, requested)
+        num_slots, notes = _num_slots(config, slots, oversubscribe=oversubscribe)
+        if journal.cut_bytes:
+            notes.append(f"{journal.path}: an unfinished line at the end was cut off")
+        max_trials = state.max_trials or config.max_trials
+        if trials is not None and trials != max_trials:
+            if trials < len(state.records):
+                raise ConfigError(
+                    f"trials is {trials}, and {folder} has {len(state.records)} trials; give more "
+                    "to extend it"
+                )
+            journal.append("extended", max_trials=trials)
+            max_trials = trials
+        study = Study(
+            config,
+            journal,
+            _engine(config, folder, lock),
+            num_slots=num_slots,
+            on_event=on_event,
+        )
+        opened.enter_context(closing(study))
+        on_event(
+            StudyStarted(
+                folder=str(folder),
+                name=config.name,
+                max_trials=max_trials,
+                metric=config.metric,
+                rows=state.rows(),
+                best=next(iter(ranked(config, state.rows())), None),
+                slots=num_slots,
+                notes=[*config.notes, *notes],
+            )
+        )
+        try:
+            study.run()
+        finally:
+            result = load_study(folder)
+            text = json.dumps(result.to_json(), indent=1) + "\n"
+            write_file(folder / "study.json", text.encode(), mode=0o644)
+        if result.ended:
+            _write_seed_results(result, state.created["id"])
+        return result
+
+
+def _engine(config: StudyConfig, folder: Path, lock: FileLock) -> Slots:
+    if config.slots.engine != "local":
+        raise ConfigError(
+            f"the engine {config.slots.engine} does not run studies yet; use the engine local"
+        )
+    return LocalSlots(folder / "slots", descriptors=[lock.descriptor])
+
+
+def _num_slots(
+    config: StudyConfig, requested: int | None, *, oversubscribe: bool
+) -> tuple[int, list[str]]:
+    """How many slots run, and what to say about it; ConfigError if more than fit were requested.
+
+    Those of a file are reduced instead, since no result depends on them.
+    """
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    per_slot = max(1, config.slots.rollout_workers)
+    fit = max(1, cores // per_slot)
+    num_slots = min(requested or config.slots.slots, config.search.lag)
+    has = f"this machine has {cores} {plural(cores, 'core')}"
+    if oversubscribe or config.slots.engine != "local":
+        return num_slots, []
+    if requested is not None and num_slots > fit:
+        raise ConfigError(
+            f"{requested} slots of {per_slot} {plural(per_slot, 'process', 'processes')} were "
+            f"requested, and {has}; give at most {fit} slots, or allow more processes than cores "
+            "(oversubscribe, --oversubscribe)"
+        )
+    notes = []
+    if num_slots > fit:
+        notes.append(
+            f"{num_slots} slots are set, and {has}: {fit} "
+            f"{plural(fit, 'is', 'are')} used, with the same results"
+        )
+    if per_slot > cores:
+        notes.append(f"each trial has {per_slot} rollout workers, and {has}")
+    return min(num_slots, fit), notes
+
+
+def _check_agrees(folder: Path, config: StudyConfig, requested: StudyConfig) -> None:
+    """ConfigError if the study in a folder is another one than the requested."""
+    ours = _plain(config)
+    requested = replace(
+        requested,
+        search=replace(requested.search, lag=requested.search.lag or config.search.lag),
+        trainable=replace(
+            requested.trainable,
+            config={**requested.trainable.config, "folder": config.trainable.config["folder"]},
+        ),
+    )
+    theirs = _plain(requested)
+    may_differ = ("slots", "max_trials", "notes")
+    others = [name for name in ours if name not in may_differ and ours[name] != theirs[name]]
+    if others:
+        raise ConfigError(
+            f"the study in {folder} has another {joined(others)} than requested; resume it without "
+            "changes, or start another one with out=DIR"
+        )
+
+
+def _plain(config: StudyConfig) -> dict[str, Any]:
+    """The study as it is read from a file."""
+    fields: dict[str, Any] = json.loads(json.dumps(config.to_json()))
+    return fields
+
+
+def _write_seed_results(result: StudyResult, study_id: str) -> None:
+    """Write the results in RLiable's format beside the model, if the study is from its files."""
+    config = result.config
+    mdl_file = config.trainable.config.get("mdl_file")
+    if mdl_file is None or config.trainable.config.get("is_seed") is False:
+        return
+    is_parallel = config.slots.slots > 1 or config.slots.rollout_workers > 0
+    kind = "parallel_cv_2" if is_parallel else "single_cv"
+    path = Path(mdl_file).parent / f"{kind}-{study_id}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(seed_results(config, result.trials), indent=1) + "\n"
+    write_file(path, text.encode(), mode=0o644)
