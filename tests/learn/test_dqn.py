@@ -28,6 +28,7 @@ KNOBS = {
     "target_rate": np.float32(1.0),
     "target_period": np.float32(2),
     "max_gradient": np.float32(1e6),
+    "huber_delta": np.float32(1),
     "epsilon": np.float32(0),
 }
 
@@ -93,6 +94,16 @@ def test_errors_and_loss_are_those_of_the_definition(double, seed):
     huber = np.where(np.abs(wanted) <= 1, wanted**2 / 2, np.abs(wanted) - 0.5)
     assert float(told.metrics["loss"]) == pytest.approx(huber.mean(), abs=1e-5)
     assert float(told.metrics["error"]) == pytest.approx(np.abs(wanted).mean(), abs=1e-5)
+
+
+def test_a_large_huber_delta_squares_every_error():
+    q, target = tables(0)
+    given = batch(reward=np.full(ROWS, 20, np.float32))
+    wanted = errors(q, target, given, double=True)
+    for delta, loss in ((1e6, wanted**2 / 2), (5.0, 5 * np.abs(wanted) - 12.5)):
+        knobs = {**KNOBS, "huber_delta": np.float32(delta)}
+        _, told = update[True](state_of(q, target), given, knobs)
+        assert float(told.metrics["loss"]) == pytest.approx(loss.mean(), rel=1e-5)
 
 
 def test_double_values_what_the_online_network_chooses_with_the_target():

@@ -32,6 +32,7 @@ def knobs_of(lanes: Any) -> dict[str, Any]:
         "target_rate": np.ones(n, np.float32),
         "target_period": PERIODS[lanes],
         "max_gradient": np.full(n, 10, np.float32),
+        "huber_delta": np.full(n, 1, np.float32),
         "epsilon": np.full(n, 0.5, np.float32),
         "importance_exponent": np.ones(n, np.float32),
     }

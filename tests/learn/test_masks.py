@@ -117,6 +117,7 @@ KNOBS = {
     "target_rate": np.float32(1.0),
     "target_period": np.float32(128),
     "max_gradient": np.float32(10),
+    "huber_delta": np.float32(1),
 }
 
 

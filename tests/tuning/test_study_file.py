@@ -127,7 +127,7 @@ def test_notes_say_how_trials_differ_from_rliables_unless_the_file_sets_it(tmp_p
     notes = "\n".join(read_study(README).notes)
     assert "gamma is 0.99 by default; RLiable has 1.0" in notes
     assert "target_period is 50" in notes
-    assert "Huber" in notes
+    assert "gradients have a norm of at most 10" in notes
     shutil.copytree(SEED, tmp_path / "seed")
     path = tmp_path / "seed" / README
     grid = json.loads(path.read_text())
@@ -194,7 +194,7 @@ def test_defaults_of_rliables_settings_are_those_of_the_preset():
     for name in rest.keys() & ours.keys():
         assert rest[name] == ours[name], name
     assert rest.keys() - ours.keys() == {
-        "checkpoint_every", "n_step", "double", "dueling", "prioritised",
+        "checkpoint_every", "n_step", "double", "dueling", "prioritised", "huber_delta",
     }  # fmt: skip
     assert ours.keys() - rest.keys() == {"actors", "test_episodes"}
     assert all(seed.ours for seed in SEED_SETTINGS.values())

@@ -79,7 +79,7 @@ one update of `batch_size` transitions; at level 2 each rollout worker plays an 
 The rest is the preset rliable."""
 
 DIFFERENCES = (
-    "the loss is Huber's, with gradients of a norm up to 10; RLiable's is the squared error",
+    "gradients have a norm of at most 10; RLiable's have no limit",
     "the first batch is played by the untrained network with epsilon; RLiable plays it at random",
     "episodes end at the env's own step limit, as a truncation; RLiable tests with 1000 steps",
     "the reward is the best evaluated policy's, on new episodes; RLiable's is the last policy's",

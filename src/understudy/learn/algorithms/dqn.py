@@ -66,6 +66,9 @@ class DqnKnobs:
         128, 1, 1_000_000, "updates between two updates of the target network"
     )
     max_gradient: float | Schedule = setting(10.0, 1e-3, 1e6, "largest gradient norm")
+    huber_delta: float | Schedule = setting(
+        1.0, 1e-3, 1e6, "TD errors up to this are squared in the loss, larger ones count linearly"
+    )
     epsilon: float | Schedule = setting(
         Schedule(1.0, 0.04, 0.16), 0.0, 1.0, "probability of a random action"
     )
@@ -158,7 +161,9 @@ class Dqn:
         weights, target = (
             flat.unpack(self.network, vector) for vector in (state.weights, state.target)
         )
-        (loss, error), grads = jax.value_and_grad(self._loss, has_aux=True)(weights, target, batch)
+        (loss, error), grads = jax.value_and_grad(self._loss, has_aux=True)(
+            weights, target, batch, knobs["huber_delta"]
+        )
         gradient = flat.pack(self.network, grads)
         move, optimiser = _ADAM.update(gradient, state.optimiser, knobs["max_gradient"])
         updated = state.weights - knobs["learning_rate"] * move
@@ -174,13 +179,13 @@ class Dqn:
         feedback = Feedback(metrics, ok, row_ok, priorities=jnp.abs(error) + 1e-6)
         return DqnState(updated, updated_target, optimiser, updates), feedback
 
-    def _loss(self, weights: Any, target: Any, batch: Batch) -> tuple[Any, Any]:
+    def _loss(self, weights: Any, target: Any, batch: Batch, delta: Any) -> tuple[Any, Any]:
         q = networks.apply(self.network, weights, batch.obs)["q"]  # float32[batch, actions]
         q_taken = jnp.take_along_axis(q, batch.action[:, None], axis=1)[:, 0]
         error = jax.lax.stop_gradient(self._td_target(weights, target, batch)) - q_taken
         size = jnp.abs(error)
-        small = jnp.minimum(size, 1.0)  # only small errors are squared: 1e30^2 overflows
-        huber = 0.5 * small * small + (size - small)
+        small = jnp.minimum(size, delta)  # only small errors are squared: 1e30^2 overflows
+        huber = 0.5 * small * small + delta * (size - small)
         if self.config.conservative:  # lowers Q of actions that were not recorded
             taken = jax.nn.one_hot(batch.action, q.shape[1], dtype=jnp.bool_)
             valid = True if batch.action_mask is None else batch.action_mask | taken
