@@ -1,6 +1,6 @@
-"""Measures tuning: trials per hour of lanes on two cores, on experiment E1.
+"""Measures tuning: trials per hour of lanes on two cores, on experiment E1, beside peers.
 
-    python bench/tune.py            about ten minutes on two cores; writes bench/results/tune.json
+    python bench/tune.py            about half an hour on two cores; writes bench/results/tune.json
     python bench/tune.py --quick    fewer trials; writes nothing unless --out is given
 
 E1: CartPole with a limit of 200 steps; DQN with one hidden layer, the squared error, Adam, a replay
@@ -11,20 +11,19 @@ width (20, 100, 400) and the batch (32, 64).
 
 The time is that of a whole study of a fixed number of trials: it includes the start of the two
 processes, their imports, every compilation (the compilation cache begins empty) and all tests.
-The final test plays 100 episodes, more than the 20 of E1.
+Ours plays 20 episodes in an evaluation and 100 in the final test; peers play E1's 20. Peers have
+two processes, too, and run fewer trials of the same space in the same round: Optuna on a journal,
+and Ray Tune, both with Stable-Baselines3.
 """
 
 import os
 import resource
 import sys
 import time
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 if __name__ in ("__main__", "__mp_main__"):
@@ -33,9 +32,14 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import numpy as np  # noqa: E402
 
-from bench.figures import Figure, Findings, Took, all_of  # noqa: E402
+from bench.contestants import Contestant, ContestantError, Process  # noqa: E402
+from bench.figures import Figure, Findings, Ratio, all_of  # noqa: E402
 from bench.one_pass import run_once  # noqa: E402
-from understudy.tuning.trial import Trial, TrialResult  # noqa: E402
+from understudy.tuning.lanes import Lanes  # noqa: E402
+from understudy.tuning.space import read_space  # noqa: E402
+from understudy.tuning.study_file import SearchConfig, SlotsConfig, StudyConfig  # noqa: E402
+from understudy.tuning.trial import TrainableSpec, Trial  # noqa: E402
+from understudy.tuning.tune import tune  # noqa: E402
 
 CORES = 2
 GOAL = 8_000.0
@@ -57,6 +61,8 @@ class Size:
 
     name: str
     trials: int
+    peer_trials: int
+    """Of each peer, which are slower; 0: no peers."""
     rounds: int
     seeds: int
     """Of the runs that are compared with runs alone."""
@@ -68,9 +74,18 @@ class Size:
 SIZES = {
     size.name: size
     for size in (
-        Size(name="full", trials=480, rounds=3, seeds=20),
-        Size(name="quick", trials=96, rounds=1, seeds=5),
-        Size(name="tiny", trials=4, rounds=1, seeds=2, iterations=64, hidden=(20,), batches=(32,)),
+        Size(name="full", trials=480, peer_trials=24, rounds=3, seeds=20),
+        Size(name="quick", trials=96, peer_trials=4, rounds=1, seeds=5),
+        Size(
+            name="tiny",
+            trials=4,
+            peer_trials=0,
+            rounds=1,
+            seeds=2,
+            iterations=64,
+            hidden=(20,),
+            batches=(32,),
+        ),
     )
 }
 
@@ -117,49 +132,71 @@ def config_of(size: Size) -> dict[str, Any]:
     }
 
 
-def values_of(*, learning_rate: float, discount: float, hidden: int, batch: int) -> dict[str, Any]:
-    return {
-        "learning_rate": learning_rate,
-        "discount": discount,
-        "widths": [hidden],
-        "batch": batch,
-        "samples_per_insert": float(batch),  # one update for each step
-    }
-
-
 # --- E1: trials per hour --------------------------------------------------------------------------
 
 
+class E1Lanes(Lanes):
+    """Lanes in which a trial's `samples_per_insert` is its batch: one update for each step."""
+
+    def bucket(self, trial: Trial) -> str:
+        return super().bucket(_with_one_update(trial))
+
+    def start(self, trial: Trial) -> None:
+        super().start(_with_one_update(trial))
+
+
+def _with_one_update(trial: Trial) -> Trial:
+    return replace(trial, values={**trial.values, "samples_per_insert": trial.values["batch"]})
+
+
+def study_of(folder: Path, size: Size, *, seed: int) -> StudyConfig:
+    """E1 as a study of `understudy.tune`: a random search in lanes, on two slots."""
+    return StudyConfig(
+        name="E1",
+        space=read_space(
+            {
+                "learning_rate": {"min": 1e-4, "max": 1e-2, "scale": "log"},
+                "discount": {"min": 0.95, "max": 0.995},
+                "widths": [[hidden] for hidden in size.hidden],
+                "batch": list(size.batches),
+            }
+        ),
+        trainable=TrainableSpec(
+            path="bench.tune:E1Lanes", config={**config_of(size), "folder": str(folder)}
+        ),
+        max_trials=size.trials,
+        seed=seed,
+        # A random search knows no results, so all of its trials may be asked for at once.
+        search=SearchConfig(lag=size.trials, test_seeds=0),
+        slots=SlotsConfig(slots=CORES, lanes=LANES),
+    )
+
+
 def e1(folder: Path, size: Size, findings: Findings) -> None:
-    """Studies of random search, each in two new processes."""
+    """Studies of random search, beside those of peers, in turn."""
     trials_h: list[float] = []
-    iterations_s: list[float] = []
     best_quarters: list[float] = []
+    iterations_s: list[float] = []
+    is_done = True
+    peers: dict[str, list[Peer]] = {}
     for number in range(size.rounds):
-        rng = np.random.default_rng([17, number])
-        trials = [
-            Trial(
-                trial_no=trial_no,
-                values=values_of(
-                    learning_rate=float(10 ** rng.uniform(-4, -2)),
-                    discount=float(rng.uniform(0.95, 0.995)),
-                    hidden=int(rng.choice(size.hidden)),
-                    batch=int(rng.choice(size.batches)),
-                ),
-                seed=int(rng.integers(1 << 32)),
-            )
-            for trial_no in range(size.trials)
-        ]
-        results, took = study(folder / str(number), config_of(size), trials)
-        trials_h.append(size.trials / took.wall_s * 3_600)
-        iterations_s.append(size.trials * size.iterations / took.cpu_s)
-        returns = sorted(result.metrics.get("reward", np.nan) for result in results)
-        best_quarters.append(float(np.mean(returns[-len(returns) // 4 :])))
-        is_done = {result.trial_no for result in results if result.state == "done"}
+        place = folder / str(number)
+        os.environ["UNDERSTUDY_COMPILE_CACHE"] = str(place / "cache")
+        began_s = time.monotonic()
+        began_cpu_s = _children_s()
+        result = tune(study_of(place / "study", size, seed=number))
+        wall_s = time.monotonic() - began_s
+        returns = [row.result.metrics["reward"] for row in result.trials if row.result.metrics]
+        is_done &= len(returns) == size.trials
+        trials_h.append(size.trials / wall_s * 3_600)
+        iterations_s.append(size.trials * size.iterations / (_children_s() - began_cpu_s))
+        best_quarters.append(best_quarter(returns))
+        for name, do in PEERS.items():
+            if peer := measured(name, do, size, number, findings):
+                peers.setdefault(name, []).append(peer)
     is_small = size.name == "tiny"
     gate = all_of(
-        ("every trial was done", is_done == set(range(size.trials))),
-        ("every return is finite", bool(np.isfinite(best_quarters).all())),
+        ("every trial was done", is_done),
         (
             f"the best quarter has a mean return of {LEARNED:g}",
             is_small or min(best_quarters) >= LEARNED,
@@ -184,77 +221,79 @@ def e1(folder: Path, size: Size, findings: Findings) -> None:
             name="E1: mean return of the best quarter", unit="", values=best_quarters, gate=gate
         ),
     ]
+    for name, rounds in peers.items():
+        if len(rounds) < size.rounds:
+            continue
+        findings.ratios.append(
+            Ratio(
+                name="E1: trials per hour",
+                peer=name,
+                unit="trials/h",
+                ours=trials_h,
+                theirs=[peer.trials_h for peer in rounds],
+                gate=gate,
+            )
+        )
+        findings.notes.append(
+            f"{name}: the best quarter of {size.peer_trials} trials has a mean return of "
+            f"{np.mean([peer.best_quarter for peer in rounds]):.0f}; {rounds[0].versions}"
+        )
 
 
-def study(
-    folder: Path, config: dict[str, Any], trials: Sequence[Trial], slots: int = CORES
-) -> tuple[list[TrialResult], Took]:
-    """The results of the trials, and what all of it took."""
-    os.environ["UNDERSTUDY_COMPILE_CACHE"] = str(folder / "cache")
-    began_s = time.monotonic()
-    began_cpu_s = _children_s()
-    context = get_context("spawn")
-    queues: dict[Any, deque[Trial]] = {}
-    for trial in trials:
-        key = (trial.values["widths"][0], trial.values["batch"])
-        queues.setdefault(key, deque()).append(trial)
-    buckets: dict[Connection, Any] = {}
-    processes = []
-    for _ in range(slots):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=slot, args=(theirs, config))
-        process.start()
-        processes.append(process)
-        buckets[ours] = None
-    results: list[TrialResult] = []
-    while len(results) < len(trials):
-        for pipe in wait(list(buckets)):
-            assert isinstance(pipe, Connection)
-            ended, n_free, is_empty = pipe.recv()
-            results += ended
-            queue = queues.get(buckets[pipe])
-            if not queue and is_empty:  # the next bucket: the one with most to do
-                todo = {key: len(own) * key[0] * key[1] for key, own in queues.items() if own}
-                for key in set(buckets.values()) & todo.keys():
-                    todo[key] /= slots
-                buckets[pipe] = max(todo, key=lambda key: todo[key], default=None)
-                queue = queues.get(buckets[pipe])
-            n_trials = min(n_free, len(queue or ()))
-            pipe.send([queue.popleft() for _ in range(n_trials)] if queue else [])
-    wall_s = time.monotonic() - began_s
-    for pipe, process in zip(buckets, processes, strict=True):
-        pipe.close()
-        process.join()
-    return results, Took(_children_s() - began_cpu_s, wall_s)
+class Peer(NamedTuple):
+    """A round of a peer."""
+
+    trials_h: float
+    best_quarter: float
+    versions: str
+
+
+PEERS = {
+    "Optuna and SB3, random": {"do": "optuna", "sampler": "random"},
+    "Optuna and SB3, TPE": {"do": "optuna", "sampler": "tpe"},
+    "Ray Tune and SB3": {"do": "ray"},
+}
+
+
+def measured(
+    name: str, do: Mapping[str, str], size: Size, number: int, findings: Findings
+) -> Peer | None:
+    """A study of a peer with two processes; None if it could not run, or is not to."""
+    if not size.peer_trials:
+        return None
+    request = {
+        **do,
+        "trials": size.peer_trials,
+        "iterations": size.iterations,
+        "hidden": list(size.hidden),
+        "batches": list(size.batches),
+    }
+    tuner = Contestant(name=name, module="bench.against.tuners", environment="tuners")
+    try:
+        with Process(tuner, request) as process:
+            answer = process.ask()
+            versions = ", ".join(f"{key} {value}" for key, value in process.versions.items())
+    except ContestantError as error:
+        findings.skipped.append(f"{name}: {error}")
+        return None
+    if len(answer["returns"]) < size.peer_trials:
+        findings.skipped.append(f"{name}: {len(answer['returns'])} of {size.peer_trials} trials")
+        return None
+    print(f"{name}: round {number + 1} of {size.rounds}, {answer['wall_s']:.0f} s", flush=True)
+    return Peer(
+        size.peer_trials / answer["wall_s"] * 3_600, best_quarter(answer["returns"]), versions
+    )
+
+
+def best_quarter(returns: Sequence[float]) -> float:
+    """The mean of the best quarter."""
+    return float(np.mean(sorted(returns)[-max(1, len(returns) // 4) :]))
 
 
 def _children_s() -> float:
     """Processor seconds of the processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def slot(pipe: Connection, config: dict[str, Any]) -> None:
-    """A process that trains trials in lanes, until the other end of the pipe closes."""
-    # Imported late: the study's own process needs no JAX.
-    from understudy.tuning.lanes import Lanes
-
-    lanes = Lanes(config)
-    n_running = 0
-    ended: list[TrialResult] = []
-    try:
-        while True:
-            if n_running < lanes.lanes:
-                pipe.send((ended, lanes.lanes - n_running, n_running == 0))
-                for trial in pipe.recv():
-                    lanes.start(trial)
-                    n_running += 1
-            if n_running == 0:
-                time.sleep(0.01)
-            ended = [result for result in lanes.step() if isinstance(result, TrialResult)]
-            n_running -= len(ended)
-    except (EOFError, OSError):
-        lanes.close()
 
 
 # --- Whole runs: lanes against runs alone ---------------------------------------------------------
@@ -264,19 +303,29 @@ def alone(folder: Path, size: Size, findings: Findings) -> None:
     """The final returns of the same settings with many seeds, in lanes and with `train`."""
     from understudy import train
 
-    values = values_of(
-        learning_rate=4e-3, discount=0.97, hidden=size.hidden[-1] // 4, batch=size.batches[-1]
+    hidden = size.hidden[-1] // 4
+    values = {"learning_rate": 4e-3, "discount": 0.97, "batch": size.batches[-1]}
+    fixed = {**settings_of(size), **values, "widths": [hidden]}
+    config = {**config_of(size), "settings": fixed, "folder": str(folder / "study")}
+    began_s = time.monotonic()
+    result = tune(
+        StudyConfig(
+            name="alone",
+            space=read_space({"learning_rate": [4e-3]}),
+            trainable=TrainableSpec(path="bench.tune:E1Lanes", config=config),
+            max_trials=size.seeds,
+            search=SearchConfig(lag=size.seeds, test_seeds=0),
+            slots=SlotsConfig(slots=CORES, lanes=LANES),
+        )
     )
-    config = config_of(size)
-    trials = [Trial(trial_no=seed, values=values, seed=seed) for seed in range(size.seeds)]
-    results, took = study(folder, config, trials)
-    ours = [result.metrics["reward"] for result in results]
+    in_lanes_s = time.monotonic() - began_s
+    ours = [row.result.metrics["reward"] for row in result.trials]
     began_s = time.monotonic()
     theirs = [
         train(
             GAME,
             algorithm="dqn",
-            settings={**config["settings"], **values},
+            settings={**fixed, "samples_per_insert": float(size.batches[-1])},
             seed=1_000 + seed,
             until=np.inf,
             out=folder / f"run{seed}",
@@ -294,7 +343,7 @@ def alone(folder: Path, size: Size, findings: Findings) -> None:
         Figure(
             name="seconds of these runs, in lanes and alone",
             unit="s",
-            values=[took.wall_s, alone_s],
+            values=[in_lanes_s, alone_s],
             gate=gate,
             more_is_better=False,
         ),

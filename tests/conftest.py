@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -55,6 +56,14 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return schedule.by_work_unit(config, log)
+
+
+@pytest.fixture
+def sighup() -> Iterator[None]:
+    """SIGHUP has its default action, also if nohup started the tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

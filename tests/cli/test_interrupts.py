@@ -31,16 +31,13 @@ def test_an_interrupt_ends_the_block_and_restores_the_handlers():
     ) == before
 
 
+@pytest.mark.usefixtures("sighup")
 def test_sighup_interrupts_unless_it_is_ignored():
-    before = signal.getsignal(signal.SIGHUP)
-    try:
-        assert signal.SIGHUP in stop_signals()
-        with pytest.raises(KeyboardInterrupt), Interrupts():
-            signal.raise_signal(signal.SIGHUP)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        assert stop_signals() == (signal.SIGINT, signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    assert signal.SIGHUP in stop_signals()
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        signal.raise_signal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert stop_signals() == (signal.SIGINT, signal.SIGTERM)
 
 
 def test_with_hurry_only_the_first_interrupt_is_raised():

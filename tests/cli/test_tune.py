@@ -194,3 +194,27 @@ def test_the_view_shows_progress_the_time_left_and_the_incumbent():
 def _row(number: int) -> Row:
     result = TrialResult(trial_no=number, state="done", metrics={"reward": float(number)})
     return Row(Trial(trial_no=number, values={"x": 0.0}, seed=0), result)
+
+
+def test_the_winner_is_tested_shown_and_compared(
+    grid: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    for name, seed in (("A", "1"), ("B", "2")):
+        words = ["--set", "test_seeds=5", "--seed", seed, "--out", str(tmp_path / name)]
+        assert run(["tune", str(grid), *words]) == 0
+        text = capsys.readouterr().out
+        assert "held-out seeds" in text
+        assert "no winner yet" in text or "is better than" in text
+        assert "the search's number" in text
+    names = [str(tmp_path / name) for name in ("A", "B")]
+    assert run(["tune", "compare", *names]) == 0
+    assert "with probability" in capsys.readouterr().out
+    assert run(["tune", "compare", *names, "--json"]) == 0
+    fields = last_json(capsys)
+    assert 0 <= fields["probability"]["low"] <= fields["probability"]["value"] <= 1
+    scores = [len(each["scores"]) for each in fields["studies"][0]["test"]["finalists"]]
+    assert scores == [5, 5]
+    assert run(["tune", "compare", names[0], str(tmp_path)]) == 2
+    assert "is not a study" in capsys.readouterr().err
+    assert run(["train", "CartPole-v1", "--preset", names[0]]) == 2
+    assert "a folder without best.toml" in capsys.readouterr().err

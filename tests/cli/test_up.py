@@ -318,6 +318,7 @@ def test_sigterm_during_startup_exits_with_0(tmp_path: Path):
     assert processes_of(tmp_path) == []
 
 
+@pytest.mark.usefixtures("sighup")
 def test_sighup_stops_it_like_sigterm(tmp_path: Path):
     with Up(tmp_path / "D", *ROLES) as up:
         assert up.stop(signal.SIGHUP) == 0, up.errors

@@ -121,8 +121,8 @@ class SpoiledDqn(Dqn):
             state, batch._replace(extras={"value": self.spoils(state, batch, knobs)}), knobs
         )
 
-    def _loss(self, weights: Any, target: Any, batch: Any) -> tuple[Any, Any]:
-        return super()._loss(spoil(weights, batch.extras["value"]), target, batch)
+    def _loss(self, weights: Any, target: Any, batch: Any, delta: Any) -> tuple[Any, Any]:
+        return super()._loss(spoil(weights, batch.extras["value"]), target, batch, delta)
 
 
 def lot(reward: Any, action: Any) -> Any:

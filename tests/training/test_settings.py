@@ -1,6 +1,7 @@
 """Settings: presets, files and single values, in this order, checked, and written down again."""
 
 import dataclasses
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -33,6 +34,7 @@ from understudy.training.settings import (
     read_toml,
     resolve,
     with_network,
+    with_study,
 )
 
 GAME = GameSpec(
@@ -361,3 +363,20 @@ def test_a_network_has_a_file_of_its_own():
 def test_texts_survive_being_written_down():
     found = settings("ppo", activation='a"b\\c')
     assert tomllib.loads(found.to_toml())["config"]["activation"] == 'a"b\\c'
+
+
+def test_a_study_is_its_best_settings_over_the_preset_of_its_trials(tmp_path: Path):
+    (tmp_path / "best.toml").write_text('algorithm = "dqn"\n[config]\nbatch = 48\n')
+    study = {"study": {"trainable": {"config": {"preset": "rliable"}}}}
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    preset, config_file = with_study(str(tmp_path), None)
+    found = resolve(TrainRequest(preset=preset, config_file=config_file), GAME)
+    assert (found.algorithm, found.config.batch) == ("dqn", 48)
+    assert found.knobs.huber_delta == read_preset("rliable")["knobs"]["huber_delta"]
+    assert with_study("dqn-vector", None) == ("dqn-vector", None)
+    assert with_study(None, Path("c.toml")) == (None, Path("c.toml"))
+    with pytest.raises(ConfigError, match="omit one of the two"):
+        with_study(str(tmp_path), Path("c.toml"))
+    (tmp_path / "study.json").write_text("{}")
+    with pytest.raises(ConfigError, match="write it again: understudy tune resume"):
+        with_study(str(tmp_path), None)

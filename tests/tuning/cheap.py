@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from understudy.core.errors import ConfigError
 from understudy.tuning.space import Space, read_space
-from understudy.tuning.study_file import StudyConfig
+from understudy.tuning.study_file import SearchConfig, StudyConfig
 from understudy.tuning.trial import Report, TrainableSpec, Trial, TrialResult
 
 SPACE = {"x": {"min": 0.0, "max": 1.0}, "width": [16, 32, 64]}
@@ -171,4 +172,6 @@ def study(folder: Path, kind: type = Quadratic, **changes: Any) -> StudyConfig:
     config = {"folder": str(folder), **changes.pop("config", {})}
     spec = TrainableSpec(path=f"tests.tuning.cheap:{kind.__name__}", config=config)
     changes.setdefault("max_trials", 12)
+    search = changes.pop("search", SearchConfig())
+    changes["search"] = replace(search, test_seeds=changes.pop("test_seeds", 0))
     return StudyConfig(name="cheap", space=space(), trainable=spec, **changes)

@@ -19,6 +19,7 @@ from understudy.core.errors import ConfigError, Locked
 from understudy.core.log import FileLock
 from understudy.core.watch import FolderWatch
 from understudy.tuning.journal import NAME, Journal, Row, create_journal, table
+from understudy.tuning.result import load_study
 from understudy.tuning.study import (
     SlotEnded,
     Study,
@@ -26,7 +27,6 @@ from understudy.tuning.study import (
     StudyStarted,
     TrialEnded,
     TrialStarted,
-    load_study,
 )
 from understudy.tuning.study_file import (
     Constraint,

@@ -67,7 +67,8 @@ _UNTIL = (
 )
 @click.option(
     "--preset",
-    help="Name or file of a preset (default: the one for the algorithm and kind of game).",
+    help="Name or file of a preset, or the folder of a study of `understudy tune`: the settings of "
+    "its best trial (default: the preset for the algorithm and kind of game).",
 )
 @click.option(
     "--config",

@@ -31,16 +31,24 @@ from understudy.cli.options import (
 )
 from understudy.cli.training_view import format_duration
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull
+from understudy.core.statistics import Estimate
+from understudy.training.settings import BEST
 from understudy.tuning.journal import Row
+from understudy.tuning.result import (
+    Finalist,
+    StudyResult,
+    WinnerTest,
+    compare_studies,
+    estimate_fields,
+    load_study,
+    ranked,
+)
 from understudy.tuning.study import (
     SlotEnded,
     StudyEvent,
-    StudyResult,
     StudyStarted,
     TrialEnded,
     TrialStarted,
-    load_study,
-    ranked,
 )
 from understudy.tuning.tune import tune as tune_study
 
@@ -104,6 +112,8 @@ def _slots_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "understudy tune show S",
         "understudy tune resume S",
         "understudy tune resume S --trials 200",
+        "understudy tune compare S T",
+        "understudy train CartPole-v1 --preset S",
     ),
 )
 @click.argument("file", type=PATH, required=False)
@@ -200,6 +210,33 @@ def show(folder: Path, as_json: bool) -> int:
     return finish(result.to_json(), as_json=as_json)
 
 
+@tune.command(epilog=examples("understudy tune compare S T", "understudy tune compare S T --json"))
+@click.argument("folder", type=PATH)
+@click.argument("other", type=PATH)
+@json_option
+def compare(folder: Path, other: Path, as_json: bool) -> int:
+    """Compare the best trials of two studies, FOLDER and OTHER, on their held-out seeds.
+
+    Shows how likely a training with the settings of FOLDER is better than one with those of OTHER.
+    """
+    names = [str(folder), str(other)]
+    studies = [load_study(path) for path in (folder, other)]
+    chance = compare_studies(*studies)
+    finalists = [study.tested for study in studies]
+    out = results(as_json=as_json)
+    out.print(_held_out_table(finalists, names))
+    out.print(
+        f"a training of {escape(names[0])} is better than one of {escape(names[1])} with "
+        f"probability {_interval(chance)}",
+        soft_wrap=True,
+    )
+    fields = {
+        "probability": estimate_fields(chance),
+        "studies": [study.to_json() for study in studies],
+    }
+    return finish(fields, as_json=as_json)
+
+
 def _run(study: Path | None, *, as_json: bool, **options: Any) -> int:
     import_from_here()
     out = console(as_json=as_json)
@@ -258,6 +295,8 @@ class StudyProgress:
                 self.started = event
                 self._started_s = self.now()
                 self._n_before = len(event.rows)
+                self.n_ended = 0
+                self.states = dict.fromkeys(self.states, 0)
                 self.best = event.best
                 for row in event.rows:
                     self._count(row)
@@ -359,10 +398,60 @@ def _print(out: Console, result: StudyResult) -> None:
     lines = [f"{counts_text}; {escape(result.ended) if result.ended else 'not finished'}"]
     if not best:
         lines.append("no trial can be the best: each one failed, or is outside a constraint")
+    if result.test is not None:
+        out.print(_held_out_table(result.test.finalists))
+        lines.insert(0, _verdict(result.test))
+    elif result.ended and not result.is_finished:
+        lines.append("the best trials were not yet trained on all held-out seeds")
     lines.append(f"study   {escape(str(result.folder))}")
-    if not result.ended:
+    if not result.is_finished:
         lines.append(f"next: understudy tune resume {escape(shlex.quote(str(result.folder)))}")
+    elif (result.folder / BEST).exists():
+        game = shlex.quote(str(result.config.trainable.config["game"]))
+        folder = shlex.quote(str(result.folder))
+        lines.append(f"next: understudy train {escape(game)} --preset {escape(folder)}")
     out.print("\n".join(lines), soft_wrap=True)
+
+
+def _held_out_table(finalists: Sequence[Finalist], names: Sequence[str] = ()) -> ResultTable:
+    """The finalists, under the numbers of their trials or other names."""
+    table = ResultTable("study" if names else "trial", "in the search", "held-out seeds", "seeds")
+    for index, finalist in enumerate(finalists):
+        seeds = str(len(finalist.scores))
+        if finalist.n_failed:
+            seeds += f", {finalist.n_failed} failed"
+        table.add_row(
+            names[index] if names else str(finalist.trial.trial_no),
+            f"{finalist.tuned:.4g}",
+            "none" if finalist.estimate is None else _interval(finalist.estimate),
+            seeds,
+        )
+    return table
+
+
+def _verdict(test: WinnerTest) -> str:
+    text = escape(test.verdict)
+    if test.probability is not None:
+        first, second = (finalist.trial.trial_no for finalist in test.finalists)
+        chance = _interval(test.probability)
+        text += (
+            f"; a training of trial {first} beats one of trial {second} with probability {chance}"
+        )
+    if test.gap is not None:
+        much = "too good" if test.gap >= 0 else "too low"
+        text += (
+            f"\nthe search's number of trial {test.finalists[0].trial.trial_no} was "
+            f"{abs(test.gap):.4g} {much}"
+        )
+    return text
+
+
+def _interval(estimate: Estimate) -> str:
+    """A value with its 95 % interval, if there is one."""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.4g}"
+    few = ", few seeds" if estimate.is_few else ""
+    return f"{estimate.value:.4g} ({estimate.low:.4g} to {estimate.high:.4g}{few})"
 
 
 def _value_text(values: Mapping[str, Any], name: str) -> str:

@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import difflib
 import importlib.util
+import json
 import math
 import os
 import tomllib
@@ -257,16 +258,24 @@ class RunSettings:
 
     def to_toml(self) -> str:
         """These settings as a preset."""
-        lines = [f"algorithm = {toml_text(self.algorithm)}"]
-        for section in SECTIONS:
-            part = getattr(self, section)
-            lines += ["", f"[{section}]"]
-            for name in _field_names(part):
-                value = getattr(part, name)
-                # A network is stored in its own file.
-                if value is not None and not isinstance(value, NetworkSpec):
-                    lines.append(f"{name} = {toml_text(value)}")
-        return "\n".join(lines) + "\n"
+        parts = {section: getattr(self, section) for section in SECTIONS}
+        sections = {
+            section: {name: getattr(part, name) for name in _field_names(part)}
+            for section, part in parts.items()
+        }
+        return preset_text(self.algorithm, sections)
+
+
+def preset_text(algorithm: str, sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """A preset with these values by section."""
+    lines = [f"algorithm = {toml_text(algorithm)}"]
+    for section, values in sections.items():
+        lines += ["", f"[{section}]"]
+        for name, value in values.items():
+            # A network is stored in its own file.
+            if value is not None and not isinstance(value, NetworkSpec):
+                lines.append(f"{name} = {toml_text(value)}")
+    return "\n".join(lines) + "\n"
 
 
 def _field_names(part: Any) -> list[str]:
@@ -417,6 +426,41 @@ def read_preset(name: str) -> dict[str, Any]:
         )
         raise ConfigError(f"there is no preset {name!r}{hint}")
     return _parsed((resources.files("understudy") / "presets" / f"{name}.toml").read_text(), name)
+
+
+BEST = "best.toml"
+"""In the folder of a study of `understudy tune`: the settings of its best trial."""
+
+
+def with_study(preset: str | None, config_file: Path | None) -> tuple[str | None, Path | None]:
+    """Preset and settings file, where the preset may be the folder of a study.
+
+    That is the settings of its best trial, over the preset that its trials had.
+    """
+    if preset is None or preset in (*preset_names(), *preset_families()):
+        return preset, config_file
+    folder = Path(preset)
+    if not folder.is_dir():
+        return preset, config_file
+    if not (folder / BEST).exists():
+        raise ConfigError(
+            f"preset is {preset}, a folder without {BEST}; give a preset's name or file, or the "
+            "folder of a study whose best trial trains an algorithm of understudy"
+        )
+    if config_file is not None:
+        raise ConfigError(
+            f"preset is the study {preset}, whose settings are the file {folder / BEST}, and "
+            f"config is {config_file}; omit one of the two"
+        )
+    try:
+        study = json.loads((folder / "study.json").read_bytes())["study"]
+        of_trials: str | None = study["trainable"]["config"]["preset"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{folder / 'study.json'} cannot be read: {error!r}; write it again: understudy tune "
+            f"resume {preset}"
+        ) from None
+    return of_trials, folder / BEST
 
 
 def read_toml(path: Path) -> dict[str, Any]:

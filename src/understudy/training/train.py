@@ -56,6 +56,7 @@ from understudy.training.settings import (
     resolve,
     with_network,
     with_network_of,
+    with_study,
 )
 from understudy.training.sinks import Feed, Feeds, call_all, sinks_named
 from understudy.training.video import check_video, film
@@ -87,7 +88,8 @@ class TrainOptions:
     """The less common options of `train`, named as in `understudy train --help`."""
 
     preset: str | None = None
-    """Preset, by name or file; by default the one for the algorithm and the kind of game."""
+    """Preset, by name or file, or the folder of a study: the settings of its best trial. By default
+    the preset for the algorithm and the kind of game."""
     config: str | Path | None = None
     """TOML file of settings, in the format of a preset."""
     network: Any = None
@@ -178,10 +180,11 @@ def train(
             "{'learning_rate': 1e-3}"
         )
     started_s = time.perf_counter() if options.started_s is None else options.started_s
+    preset, config_file = with_study(options.preset, _path(options.config))
     request = TrainRequest(
         algorithm=algorithm,
-        preset=options.preset,
-        config_file=_path(options.config),
+        preset=preset,
+        config_file=config_file,
         settings={**(settings or {}), **({} if steps is None else {"steps": steps})},
         network=network_from(options.network),
         seed=seed,
@@ -714,11 +717,12 @@ def train_seeds(
             "no runs to resume were given; pass their folder as out, such as runs/GAME-ALGORITHM-N"
         )
     if out is None:
+        preset, config_file = with_study(options.preset, _path(options.config))
         request = TrainRequest(
             algorithm=arguments.get("algorithm"),
-            preset=options.preset,
+            preset=preset,
             from_store=_path(options.from_store),
-            config_file=_path(options.config),
+            config_file=config_file,
         )
         out = default_folder(Path("runs"), str(game), algorithm_name(requested_algorithm(request)))
     if not resume:

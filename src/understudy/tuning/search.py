@@ -43,6 +43,7 @@ _MIN_PEERS = 5
 # The branches of a study's seed.
 VALUES = 0
 TRIALS = 1
+HELD_OUT = 2
 
 
 def branch(seed: int, kind: int, number: int) -> np.random.SeedSequence:

@@ -1,4 +1,4 @@
-"""Study: the loop of a study, the events that it sends, and its result.
+"""Study: the loop of a study, and the events that it sends.
 
 The loop imports neither JAX nor a game; only the slots' processes do.
 """
@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from understudy.core.clock import Clock, SystemClock
@@ -17,14 +16,12 @@ from understudy.core.errors import ConfigError, LearningFailed
 from understudy.core.settings import nearest
 from understudy.training.events import Stop
 from understudy.tuning.journal import (
-    NAME,
     Journal,
     Row,
     TrialRecord,
     finished_fields,
-    read_journal,
-    table,
 )
+from understudy.tuning.result import score, signed
 from understudy.tuning.search import (
     SearchPlan,
     has_converged,
@@ -33,8 +30,8 @@ from understudy.tuning.search import (
     trial_seed,
 )
 from understudy.tuning.slots import Fields, Slot, SlotLost, Slots, slot_request
-from understudy.tuning.study_file import StudyConfig, study_from_json
-from understudy.tuning.trial import Metric, Report, Trial, TrialResult
+from understudy.tuning.study_file import StudyConfig
+from understudy.tuning.trial import Metric, Report, Searcher, Trial, TrialResult
 
 MAX_LOSSES = 3
 """A trial whose process ended so often fails."""
@@ -42,12 +39,16 @@ SYNC_S = 0.1
 """Results of this time may be lost in a power cut, and their trials repeated; none in a kill."""
 
 
-# --- Events and results ---------------------------------------------------------------------------
+# --- Events ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyStarted:
-    """The study's folder exists, and its trials start; sent once, before all other events."""
+    """The study's folder exists, and its trials start; sent before all other events.
+
+    It is sent again when the winner is trained on held-out seeds: the trials are then those of this
+    test.
+    """
 
     folder: str
     name: str
@@ -90,77 +91,6 @@ StudyEvent = StudyStarted | TrialStarted | Report | TrialEnded | SlotEnded
 OnStudyEvent = Callable[[StudyEvent], object]
 
 
-def score(config: StudyConfig, result: TrialResult) -> float | None:
-    """The metric, so that larger is better; None if the trial cannot be the best.
-
-    Only a trial that was trained to its end, and has all constrained metrics in bounds, can be.
-    """
-    if result.state != "done":
-        return None
-    for constraint in config.constraints:
-        value = result.metrics.get(constraint.metric, math.nan)
-        low = -math.inf if constraint.low is None else constraint.low
-        high = math.inf if constraint.high is None else constraint.high
-        if not low <= value <= high:
-            return None
-    return _signed(config.metric, result.metrics[config.metric.name])
-
-
-def _signed(metric: Metric, value: float) -> float:
-    return value if metric.criteria == "max" else -value
-
-
-def ranked(config: StudyConfig, rows: Sequence[Row]) -> list[Row]:
-    """The trials that can be the best, best first; of equal ones, the first trial."""
-    scores = {row.trial.trial_no: score(config, row.result) for row in rows}
-    able = [row for row in rows if scores[row.trial.trial_no] is not None]
-    return sorted(able, key=lambda row: -(scores[row.trial.trial_no] or 0.0))
-
-
-@dataclass(frozen=True, slots=True)
-class StudyResult:
-    """A study, finished or not."""
-
-    folder: Path
-    config: StudyConfig
-    trials: Sequence[Row]
-    """Those that have ended, in order."""
-    ended: str
-    """Why the study ended; empty if it can be resumed."""
-
-    @property
-    def best(self) -> Row | None:
-        """The best trial; None if none can be."""
-        return next(iter(ranked(self.config, self.trials)), None)
-
-    def __repr__(self) -> str:
-        best = self.best
-        value = "none" if best is None else f"{best.result.metrics[self.config.metric.name]:g}"
-        return f"StudyResult({str(self.folder)!r}, {len(self.trials)} trials, best {value})"
-
-    def to_json(self) -> dict[str, Any]:
-        """The study as in STUDY/study.json."""
-        best = self.best
-        return {
-            "name": self.config.name,
-            "folder": str(self.folder),
-            "ended": self.ended,
-            "metric": self.config.metric.name,
-            "criteria": self.config.metric.criteria,
-            "best": None if best is None else best.trial.trial_no,
-            "trials": table(self.trials),
-            "study": self.config.to_json(),
-        }
-
-
-def load_study(folder: str | Path) -> StudyResult:
-    """The study in a folder, also while it runs."""
-    state = read_journal(Path(folder) / NAME).state
-    config = study_from_json(state.created["study"])
-    is_over = state.ended and all(record.result for record in state.records)
-    return StudyResult(Path(folder), config, state.rows(), state.ended if is_over else "")
-
-
 # --- The loop -------------------------------------------------------------------------------------
 
 
@@ -190,9 +120,11 @@ class Study:
         slots: Slots,
         *,
         num_slots: int,
+        searcher: Searcher | None = None,
         clock: Clock | None = None,
         on_event: OnStudyEvent = lambda event: None,
     ) -> None:
+        """`searcher` is by default that of `config`."""
         self._config = config
         self._journal = journal
         self._state = journal.state
@@ -203,7 +135,7 @@ class Study:
         self._on_event = on_event
         self._rule = make_rule(config.stopping)
         self._waits = config.stopping.rule != "none"
-        self._searcher = make_searcher(
+        self._searcher = searcher or make_searcher(
             SearchPlan(
                 space=config.space,
                 seed=config.seed,
@@ -224,7 +156,8 @@ class Study:
         """The score of the best of all trials that have ended."""
         self._waiting: list[int] = []
         self._sync_at_s = -math.inf
-        self._is_stopped = False
+        self.is_stopped = False
+        """An event's receiver returned Stop."""
         self._restore()
 
     def _restore(self) -> None:
@@ -255,7 +188,7 @@ class Study:
 
     def run(self) -> None:
         """Repeat `step` until the study is over or an event's receiver returned Stop."""
-        while not self._is_stopped and self.step():
+        while not self.is_stopped and self.step():
             pass
 
     def step(self) -> bool:
@@ -331,7 +264,7 @@ class Study:
             self._reports.append(self._signed_reports(record))
 
     def _signed_reports(self, record: TrialRecord) -> list[float]:
-        return [_signed(self._config.metric, value) for _, value in record.reports]
+        return [signed(self._config.metric, value) for _, value in record.reports]
 
     def _must_stop(self, record: TrialRecord) -> bool:
         """The decision on a report; the trials that count are those told before it was asked."""
@@ -506,7 +439,7 @@ class Study:
 
     def _emit(self, event: StudyEvent) -> None:
         if self._on_event(event) is Stop:
-            self._is_stopped = True
+            self.is_stopped = True
 
 
 def _trial_fields(trial: Trial) -> dict[str, Any]:

@@ -85,7 +85,9 @@ class SearchConfig:
         0, 0, MAX_TRIALS, "a trial is chosen knowing all results up to so many trials before it"
     )
     points: int = setting(0, 0, MAX_TRIALS, "grid: values of an interval without a step")
-    test_seeds: int = setting(10, 0, 1_000, "held-out seeds that the winner is trained on again")
+    test_seeds: int = setting(
+        10, 0, 1_000, "held-out seeds that the best trial and the runner-up are trained on again"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +320,7 @@ def _own_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_metric(study: StudyConfig, fields: Mapping[str, Any]) -> StudyConfig:
-    """The study with this metric; a custom class may have any, and ours those of METRICS."""
+    """The study with this metric; classes of the user's may have any, and ours those of METRICS."""
     criteria = fields.get("criteria", "max")
     if criteria not in ("max", "min"):
         raise ConfigError(f"the metric's criteria is {value_text(criteria)}; give max or min")
@@ -326,7 +328,7 @@ def _with_metric(study: StudyConfig, fields: Mapping[str, Any]) -> StudyConfig:
     if study.trainable.path == CUSTOM:
         config = {**study.trainable.config, "metric": name}
         study = replace(study, trainable=replace(study.trainable, config=config))
-    else:
+    elif study.trainable.path in (ALGORITHM, LANES):
         name = _ALIASES.get(name, name)
         for each in (name, *(constraint.metric for constraint in study.constraints)):
             if each not in METRICS:
@@ -396,6 +398,7 @@ def _from_seed(path: Path, level: int) -> StudyConfig:
         space=space,
         trainable=replace(trainable, config={**trainable.config, **folder}),
         max_trials=max_trials,
+        search=SearchConfig(test_seeds=0),  # exactly `max_iters` trainings
         convergence=convergence,
         slots=SlotsConfig(
             slots=num_workers if level == 1 else 1,

@@ -2,7 +2,9 @@
 
 STUDY/journal.jsonl   everything that happened; a study is resumed from it
 STUDY/study.json      the study, its trials and the best of them
+STUDY/best.toml       the settings of the best trial, for `understudy train --preset STUDY`
 STUDY/trials/         what trials write
+STUDY/test-A-B/       the best trial A and the runner-up B on held-out seeds, a study like this one
 STUDY/slots/          the output of the processes that run trials
 """
 
@@ -12,7 +14,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -22,16 +24,18 @@ from understudy.core.errors import ConfigError
 from understudy.core.log import FileLock, write_file
 from understudy.core.plural import plural
 from understudy.core.wording import joined
-from understudy.tuning.journal import NAME, Journal, create_journal, read_journal
-from understudy.tuning.slots import LocalSlots, Slots
-from understudy.tuning.study import (
-    OnStudyEvent,
-    Study,
-    StudyResult,
-    StudyStarted,
-    load_study,
-    ranked,
+from understudy.training.settings import (
+    ALGORITHMS,
+    BEST,
+    Resolver,
+    algorithm_name,
+    describe_algorithm,
+    preset_text,
 )
+from understudy.tuning.journal import NAME, Journal, create_journal, read_journal
+from understudy.tuning.result import StudyResult, load_study, ranked, winner_study
+from understudy.tuning.slots import LocalSlots, Slots
+from understudy.tuning.study import OnStudyEvent, Study, StudyStarted
 from understudy.tuning.study_file import (
     StudyConfig,
     read_study,
@@ -39,6 +43,8 @@ from understudy.tuning.study_file import (
     study_from_json,
     with_settings,
 )
+from understudy.tuning.trainables import seed_settings
+from understudy.tuning.trial import Searcher
 
 MIN_LAG = 8
 LOCK_S = 3.0
@@ -65,7 +71,8 @@ def tune(
     depend on it. `level` applies to RLiable's files: 1 runs trials in parallel, 2 the rollouts of
     each trial. To resume a study, its folder `out` is enough; more `trials` extend it. `on_event`
     receives every event of a study, and may return `understudy.Stop` to end it, to be resumed.
-    `oversubscribe` allows more processes than this machine has cores.
+    `oversubscribe` allows more processes than this machine has cores. After the search, the best
+    trial and the runner-up are trained again on held-out seeds (`test_seeds` of them; 0: none).
     """
     changes = {**(settings or {})}
     arguments = {"max_trials": trials, "seed": seed, "slots": slots}
@@ -135,14 +142,18 @@ def _created(config: StudyConfig, folder: Path) -> StudyConfig:
     lag = config.search.lag or max(MIN_LAG, 2 * at_once)
     trainable = replace(config.trainable, config={**config.trainable.config, "folder": str(folder)})
     config = replace(config, search=replace(config.search, lag=lag), trainable=trainable)
+    _create(folder / NAME, config)
+    return config
+
+
+def _create(path: Path, config: StudyConfig) -> None:
     create_journal(
-        folder / NAME,
+        path,
         id=str(uuid.uuid4()),
         study=config.to_json(),
         created_ms=int(time.time() * 1000),
         versions=_versions(),
     )
-    return config
 
 
 def _versions() -> dict[str, str]:
@@ -163,8 +174,7 @@ def _run(
     on_event: OnStudyEvent,
     oversubscribe: bool,
 ) -> StudyResult:
-    with ExitStack() as opened:
-        journal = opened.enter_context(closing(Journal(folder / NAME)))
+    with closing(Journal(folder / NAME)) as journal:
         state = journal.state
         config = study_from_json(state.created["study"])
         if requested is not None:
@@ -180,33 +190,48 @@ def _run(
                     "to extend it"
                 )
             journal.append("extended", max_trials=trials)
-            max_trials = trials
-        study = Study(
-            config,
-            journal,
-            _engine(config, folder, lock),
-            num_slots=num_slots,
-            on_event=on_event,
-        )
-        opened.enter_context(closing(study))
-        on_event(
-            StudyStarted(
-                folder=str(folder),
-                name=config.name,
-                max_trials=max_trials,
-                metric=config.metric,
-                rows=state.rows(),
-                best=next(iter(ranked(config, state.rows())), None),
-                slots=num_slots,
-                notes=[*config.notes, *notes],
-            )
-        )
+
+        def run(config: StudyConfig, journal: Journal, searcher: Searcher | None = None) -> bool:
+            """Run the search, or its test; False if an event's receiver stopped it."""
+            place = journal.path.parent
+            rows = journal.state.rows()
+            with closing(
+                Study(
+                    config,
+                    journal,
+                    _engine(config, place, lock),
+                    num_slots=num_slots,
+                    searcher=searcher,
+                    on_event=on_event,
+                )
+            ) as study:
+                on_event(
+                    StudyStarted(
+                        folder=str(folder),
+                        name=config.name,
+                        max_trials=journal.state.max_trials or config.max_trials,
+                        metric=config.metric,
+                        rows=rows,
+                        best=next(iter(ranked(config, rows)), None),
+                        slots=num_slots,
+                        notes=[*config.notes, *notes] if place == folder else (),
+                    )
+                )
+                study.run()
+            return not study.is_stopped
+
         try:
-            study.run()
+            if run(config, journal) and (test := winner_study(load_study(folder))):
+                path = Path(test[0].trainable.config["folder"]) / NAME
+                if not path.exists():
+                    _create(path, test[0])
+                with closing(Journal(path)) as test_journal:
+                    run(test[0], test_journal, test[1])
         finally:
             result = load_study(folder)
             text = json.dumps(result.to_json(), indent=1) + "\n"
             write_file(folder / "study.json", text.encode(), mode=0o644)
+        _write_best(result)
         if result.ended:
             _write_seed_results(result, state.created["id"])
         return result
@@ -278,6 +303,22 @@ def _plain(config: StudyConfig) -> dict[str, Any]:
     """The study as it is read from a file."""
     fields: dict[str, Any] = json.loads(json.dumps(config.to_json()))
     return fields
+
+
+def _write_best(result: StudyResult) -> None:
+    """Write the settings of the best trial, if it trains an algorithm of ours, for `train`."""
+    config = result.config.trainable.config
+    if result.best is None or "algorithm" not in config:
+        return
+    settings = {**config["settings"], **result.best.trial.values}
+    if config["is_seed"]:
+        settings = seed_settings(settings)
+    name = algorithm_name(config["algorithm"])
+    resolver = Resolver(name, describe_algorithm(name) if name in ALGORITHMS else None)
+    for setting, value in settings.items():
+        resolver.set(setting, value)
+    sections = {section: values for section, values in resolver.values().items() if values}
+    write_file(result.folder / BEST, preset_text(name, sections).encode(), mode=0o644)
 
 
 def _write_seed_results(result: StudyResult, study_id: str) -> None:
