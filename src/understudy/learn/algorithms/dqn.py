@@ -66,9 +66,7 @@ class DqnKnobs:
         128, 1, 1_000_000, "updates between two updates of the target network"
     )
     max_gradient: float | Schedule = setting(10.0, 1e-3, 1e6, "largest gradient norm")
-    huber_delta: float | Schedule = setting(
-        1.0, 1e-3, 1e6, "TD errors up to this are squared in the loss, larger ones count linearly"
-    )
+    huber_delta: float | Schedule = setting(1.0, 1e-3, 1e6, "TD errors up to this are squared")
     epsilon: float | Schedule = setting(
         Schedule(1.0, 0.04, 0.16), 0.0, 1.0, "probability of a random action"
     )
@@ -158,19 +156,17 @@ class Dqn:
         self, state: DqnState, batch: Batch, knobs: Mapping[str, Any]
     ) -> tuple[DqnState, Feedback]:
         """One gradient step on the Huber loss of the n-step TD error, which sets the priorities."""
-        weights, target = (
-            flat.unpack(self.network, vector) for vector in (state.weights, state.target)
-        )
-        (loss, error), grads = jax.value_and_grad(self._loss, has_aux=True)(
-            weights, target, batch, knobs["huber_delta"]
-        )
+        weights = flat.unpack(self.network, state.weights)
+        target = flat.unpack(self.network, state.target)
+        loss_and_gradient = jax.value_and_grad(self._loss, has_aux=True)
+        (loss, error), grads = loss_and_gradient(weights, target, batch, knobs["huber_delta"])
         gradient = flat.pack(self.network, grads)
         move, optimiser = _ADAM.update(gradient, state.optimiser, knobs["max_gradient"])
         updated = state.weights - knobs["learning_rate"] * move
         updated = flat.observe(self.network, updated, batch.obs, limits=batch.obs_limits)
         updates = state.updates + 1
-        period = jnp.asarray(knobs["target_period"]).astype(jnp.int32)
-        rate = jnp.where(updates % period == 0, knobs["target_rate"], 0.0)
+        is_due = updates % jnp.asarray(knobs["target_period"]).astype(jnp.int32) == 0
+        rate = jnp.where(is_due, knobs["target_rate"], 0.0)
         updated_target = state.target + rate * (updated - state.target)
         norm = norm_of(gradient)
         metrics = {"loss": loss, "gradient_norm": norm, "error": jnp.abs(error).mean()}
@@ -200,11 +196,9 @@ class Dqn:
         valid, since the game was not over.
         """
         next_q = networks.apply(self.network, target, batch.next_obs)["q"]
-        selection = (
-            networks.apply(self.network, weights, batch.next_obs)["q"]
-            if self.config.double
-            else next_q
-        )
+        selection = next_q
+        if self.config.double:
+            selection = networks.apply(self.network, weights, batch.next_obs)["q"]
         if batch.next_action_mask is not None:
             has_no_mask = ~batch.next_action_mask.any(axis=1, keepdims=True)
             mask = batch.next_action_mask | has_no_mask
@@ -215,11 +209,9 @@ class Dqn:
 
     def policy(self, state: DqnState) -> Policy:
         config = self.config
-        priority = (
-            InitialPriority(n_step=config.n_step, discount=config.discount)
-            if config.prioritised
-            else None
-        )
+        priority = None
+        if config.prioritised:
+            priority = InitialPriority(n_step=config.n_step, discount=config.discount)
         weights = flat.unpack(self.network, np.asarray(state.weights))
         return Policy(
             self.game, self.network, weights, self.head, stack=config.stack, priority=priority
