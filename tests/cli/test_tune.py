@@ -82,6 +82,36 @@ def test_a_study_is_run_shown_resumed_and_extended(grid: Path, capsys: pytest.Ca
     assert len(last_json(capsys)["trials"]) == 7
 
 
+def test_a_study_is_drawn_and_exported(grid: Path, capsys: pytest.CaptureFixture[str]):
+    out = str(grid.parent / "[S]")
+    assert run(["tune", str(grid), "--trials", "4", "--seed", "1", "--out", out]) == 0
+    page = grid.parent / "[new]" / "report.html"
+    png = grid.parent / "png"
+    capsys.readouterr()
+    assert run(["tune", "show", out, "--html", str(page), "--png", str(png)]) == 0
+    text = capsys.readouterr().out
+    for path in (page, *(png / f"{name}.png" for name in ("history", "slices", "slots"))):
+        assert f"wrote   {path}" in text
+        assert path.stat().st_size > 1000
+    table = grid.parent / "trials.csv"
+    assert run(["tune", "export", out, "--csv", str(table), "--json"]) == 0
+    assert last_json(capsys) == {"trials": 4, "csv": str(table)}
+    assert len(table.read_text().splitlines()) == 5
+    assert run(["tune", "export", out]) == 2
+    assert "give --csv FILE or --optuna FILE" in capsys.readouterr().err
+
+
+def test_a_study_is_exported_for_optuna_once(grid: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("optuna", reason="the extra `optuna` is not installed")
+    out = str(grid.parent / "S")
+    assert run(["tune", str(grid), "--trials", "2", "--out", out]) == 0
+    target = grid.parent / "trials.log"
+    assert run(["tune", "export", out, "--optuna", str(target)]) == 0
+    assert f"open it with: optuna-dashboard {target}" in capsys.readouterr().out
+    assert run(["tune", "export", out, "--optuna", str(target)]) == 2
+    assert "has a study Small already" in capsys.readouterr().err
+
+
 def test_settings_of_a_study_are_set_by_flags(grid: Path, capsys: pytest.CaptureFixture[str]):
     words = ["--search", "sobol", "--stop", "median", "--legacy-convergence", "--set", "lag=3"]
     assert run(["tune", str(grid), *words, "--json"]) == 0
@@ -105,6 +135,8 @@ def test_settings_of_a_study_are_set_by_flags(grid: Path, capsys: pytest.Capture
         (["grid.json", "--plevel", "3"], "3 is not in the range"),
         (["show", "none"], "none is not a study"),
         (["resume", "none"], "none is not a study"),
+        (["show", "none", "--html", "x.html"], "none is not a study"),
+        (["export", "none", "--csv", "x.csv"], "none is not a study"),
     ],
 )
 def test_a_mistake_is_answered_with_one_line_and_leaves_nothing(
@@ -121,7 +153,7 @@ def test_a_mistake_is_answered_with_one_line_and_leaves_nothing(
 def test_the_help_has_options_commands_and_examples(capsys: pytest.CaptureFixture[str]):
     assert run(["tune", "--help"]) == 0
     text = capsys.readouterr().out
-    for part in ("Usage: understudy tune [OPTIONS] [FILE]", "--optim-config", "resume", "show",
+    for part in ("Usage: understudy tune [OPTIONS] [FILE]", "--optim-config", "resume", "export",
                  "understudy tune config/optim_dqn.json --parallelized --plevel 1"):  # fmt: skip
         assert part in text
 

@@ -6,7 +6,7 @@ import pytest
 
 from understudy.core.errors import Closed, ConfigError, Corrupt, StorageFull
 from understudy.testing.faults import FaultySync
-from understudy.tuning.journal import NAME, Journal, create_journal, read_journal, table
+from understudy.tuning.journal import NAME, Journal, Lease, create_journal, read_journal, table
 
 
 @pytest.fixture
@@ -41,6 +41,24 @@ def test_a_journal_is_read_as_it_was_written(path: Path):
     assert state.records[1].losses == 1
     assert state.records[1].reports == []  # it starts from its beginning
     assert state.records[2].reports == [(1, 2e-17)]
+
+
+def test_the_times_of_leases_are_read_if_the_journal_has_them(path: Path):
+    with closing(Journal(path)) as journal:
+        fill(journal)  # as an earlier version
+        assert journal.state.leases == []
+        journal.append("leased", trial_no=2, slot=1, deadline_s=None, at_s=5.0)
+        journal.append("leased", trial_no=1, slot=0, deadline_s=None, at_s=5.5)
+        journal.append("lost", trial_no=2, why="it was ended by signal 9", at_s=6.0)
+        journal.append("lost", trial_no=2, why="its bucket was asked for", at_s=6.5)
+        journal.append("leased", trial_no=2, slot=0, deadline_s=None, at_s=7.0)
+        end = {"state": "failed", "metrics": {}, "seconds": 0.0, "error": "no"}
+        journal.append("finished", trial_no=2, **end, at_s=8.0)
+    assert read_journal(path).state.leases == [
+        Lease(2, 1, 5.0, 6.0),
+        Lease(1, 0, 5.5),
+        Lease(2, 0, 7.0, 8.0),
+    ]
 
 
 def test_a_line_cut_at_any_byte_is_cut_off_and_the_rest_kept(path: Path):

@@ -258,6 +258,8 @@ def test_tune_returns_the_trials_and_the_best_and_writes_the_folder(tmp_path: Pa
     assert kinds[0] is StudyStarted
     assert [kinds.count(kind) for kind in (TrialStarted, Report, TrialEnded)] == [5, 5, 5]
     assert table(load_study(tmp_path / "s").trials) == table(result.trials)
+    assert [lease.trial_no for lease in result.leases] == list(range(5))
+    assert all(lease.end_s is not None and lease.start_s <= lease.end_s for lease in result.leases)
 
 
 def test_a_study_is_ended_by_stop_resumed_and_extended(tmp_path: Path):

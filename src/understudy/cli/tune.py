@@ -200,14 +200,87 @@ def resume(folder: Path, as_json: bool, **options: Any) -> int:
     return _run(None, as_json=as_json, out=folder, resume=True, **options)
 
 
-@tune.command(epilog=examples("understudy tune show S", "understudy tune show S --json"))
+@tune.command(
+    epilog=examples(
+        "understudy tune show S",
+        "understudy tune show S --html report.html",
+        "understudy tune show S --png pictures",
+        "understudy tune show S --json",
+    )
+)
 @click.argument("folder", type=PATH)
+@click.option(
+    "--html", type=PATH, metavar="FILE", help="Write charts and trials as one page for a browser."
+)
+@click.option("--png", type=PATH, metavar="DIR", help="Write each chart as a PNG file into DIR.")
 @json_option
-def show(folder: Path, as_json: bool) -> int:
-    """Show the trials of the study in FOLDER, also while it runs."""
+def show(folder: Path, html: Path | None, png: Path | None, as_json: bool) -> int:
+    """Show the trials of the study in FOLDER, also while it runs; draw its charts."""
     result = load_study(folder)
-    _print(results(as_json=as_json), result)
-    return finish(result.to_json(), as_json=as_json)
+    out = results(as_json=as_json)
+    _print(out, result)
+    fields = result.to_json()
+    if html is not None or png is not None:
+        from understudy.tuning.report import write_report  # imported late: few need it
+
+        written = [str(path) for path in write_report(result, html=html, png=png)]
+        for path in written:
+            out.print(f"wrote   {escape(path)}", soft_wrap=True)
+        if not written:
+            out.print("no charts: no trial has ended yet; try again later")
+        fields["written"] = written
+    return finish(fields, as_json=as_json)
+
+
+@tune.command(
+    epilog=examples(
+        "understudy tune export S --csv trials.csv",
+        "understudy tune export S --optuna trials.log",
+        "understudy tune export S --optuna sqlite:///trials.db --name first",
+        "optuna-dashboard trials.log",
+    )
+)
+@click.argument("folder", type=PATH)
+@click.option(
+    "--optuna",
+    "target",
+    metavar="URL|FILE",
+    help="A storage of Optuna: the URL of a database, an SQLite file (.db), or a journal file.",
+)
+@click.option(
+    "--name", default="", metavar="NAME", help="Of the study in that storage (default: its own)."
+)
+@click.option("--csv", type=PATH, metavar="FILE", help="A table with one line per trial.")
+@json_option
+def export(folder: Path, target: str | None, name: str, csv: Path | None, as_json: bool) -> int:
+    """Write the trials of the study in FOLDER for Optuna and its dashboard, or as a table.
+
+    For thousands of trials, give a journal file: it is written many times as fast as SQLite, and
+    the dashboard opens both. Optuna numbers the trials that have ended from 0; the attribute
+    trial_no is the study's own number.
+    """
+    if target is None and csv is None:
+        raise ConfigError("nothing to export was requested; give --csv FILE or --optuna FILE")
+    result = load_study(folder)
+    from understudy.tuning.export import export_csv, export_optuna
+
+    out = results(as_json=as_json)
+    fields: dict[str, Any] = {"trials": len(result.trials)}
+    count = count_of(len(result.trials), "trial")
+    if csv is not None:
+        export_csv(result, csv)
+        out.print(f"wrote {count} to {escape(str(csv))}", soft_wrap=True)
+        fields["csv"] = str(csv)
+    if target is not None:
+        address = export_optuna(result, target, name=name)
+        dashboard = escape(f"optuna-dashboard {shlex.quote(address)}")
+        out.print(
+            f"wrote {count} to {escape(target)}\nopen it with: {dashboard} (pip install "
+            "optuna-dashboard)",
+            soft_wrap=True,
+        )
+        fields["optuna"] = address
+    return finish(fields, as_json=as_json)
 
 
 @tune.command(epilog=examples("understudy tune compare S T", "understudy tune compare S T --json"))

@@ -9,10 +9,10 @@
     extended   max_trials is another number
     ended      no further trial is asked, and why
 
-Each line has its number and a checksum. The process that appends holds the
-study's lock. A line that a kill or power cut left unfinished is cut off when the study is resumed:
-at worst it repeats a trial, which has the same result. Damage in front of a readable line is an
-error.
+The events leased, lost and finished have `at_s`, seconds since 1970, but not in journals of earlier
+versions. Each line has its number and a checksum. The process that appends holds the study's
+lock. A line that a kill or power cut left unfinished is cut off when the study is resumed: at worst
+it repeats a trial, which has the same result. Damage in front of a readable line is an error.
 """
 
 import json
@@ -52,12 +52,27 @@ class TrialRecord:
     """Where it was started last, if it has not ended there."""
 
 
+class Lease(NamedTuple):
+    """A trial on a slot; a trial whose slot ended has several."""
+
+    trial_no: int
+    slot: int
+    start_s: float
+    """Since 1970, as `end_s`."""
+    end_s: float | None = None
+    """None: the trial runs, or nothing was there to write down its end."""
+
+
 class StudyState:
     """The state of a study, from its events."""
 
     def __init__(self) -> None:
         self.created: Mapping[str, Any] = {}
         self.records: list[TrialRecord] = []
+        self.leases: list[Lease] = []
+        """Of which the times are known, in the order of their starts."""
+        self._open_leases: dict[int, int] = {}
+        """The last lease of each trial, by its index, while it has no end."""
         self.max_trials: int | None = None
         """If it was changed since the study was created."""
         self.ended = ""
@@ -82,6 +97,15 @@ class StudyState:
                 self.ended = event["why"]
             case kind:
                 self._apply_to_trial(self.records[event["trial_no"]], kind, event)
+                if "at_s" in event:
+                    self._note_time(event["trial_no"], kind, event)
+
+    def _note_time(self, trial_no: int, kind: str, event: Mapping[str, Any]) -> None:
+        if kind == "leased":
+            self._open_leases[trial_no] = len(self.leases)
+            self.leases.append(Lease(trial_no, event["slot"], event["at_s"]))
+        elif (index := self._open_leases.pop(trial_no, None)) is not None:
+            self.leases[index] = self.leases[index]._replace(end_s=event["at_s"])
 
     def _apply_to_trial(self, record: TrialRecord, kind: str, event: Mapping[str, Any]) -> None:
         match kind:

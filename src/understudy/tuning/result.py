@@ -17,7 +17,7 @@ import numpy as np
 from understudy.arena.statistics import compare
 from understudy.core.errors import ConfigError
 from understudy.core.statistics import MIN_FOR_INTERVAL, Estimate, mean
-from understudy.tuning.journal import NAME, Row, read_journal, table
+from understudy.tuning.journal import NAME, Lease, Row, read_journal, table
 from understudy.tuning.search import HELD_OUT, branch
 from understudy.tuning.study_file import (
     ConvergenceConfig,
@@ -155,6 +155,8 @@ class StudyResult:
     """Why the search ended; empty if it can be resumed."""
     test: WinnerTest | None = None
     """The finalists on held-out seeds; None until all of these trainings have ended."""
+    leases: Sequence[Lease] = ()
+    """Which slot ran which trial of the search, and when; empty if the journal has no times."""
 
     @property
     def best(self) -> Row | None:
@@ -213,7 +215,8 @@ def load_study(folder: str | Path) -> StudyResult:
     state = read_journal(folder / NAME).state
     config = study_from_json(state.created["study"])
     is_over = state.ended and all(record.result for record in state.records)
-    result = StudyResult(folder, config, state.rows(), state.ended if is_over else "")
+    ended = state.ended if is_over else ""
+    result = StudyResult(folder, config, state.rows(), ended, leases=state.leases)
     return replace(result, test=_load_test(result))
 
 

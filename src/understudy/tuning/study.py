@@ -292,6 +292,7 @@ class Study:
                 "leased",
                 trial_no=trial_no,
                 slot=open_slot.index,
+                at_s=self._now_s(),
                 deadline_s=round(self._clock.now() + timeout_s, 3) if timeout_s else None,
             )
             open_slot.running[trial_no] = self._clock.monotonic() + (timeout_s or math.inf)
@@ -384,7 +385,7 @@ class Study:
         if result.state != "failed" and name not in result.metrics:
             error = f"the trial ended without a finite {name}"
             result = replace(result, state="failed", metrics={}, error=error)
-        self._journal.append("finished", **finished_fields(result))
+        self._journal.append("finished", **finished_fields(result), at_s=self._now_s())
         record = self._state.records[result.trial_no]
         assert record.result is not None
         is_best = self._note_score(record.result)
@@ -412,7 +413,7 @@ class Study:
                     "reports there, and resume the study"
                 )
         for trial_no in sorted({*open_slot.running, *open_slot.asked_buckets}):
-            self._journal.append("lost", trial_no=trial_no, why=why)
+            self._journal.append("lost", trial_no=trial_no, why=why, at_s=self._now_s())
             if trial_no in open_slot.asked_buckets:
                 self._waiting.remove(trial_no)
             if self._state.records[trial_no].losses >= MAX_LOSSES:
@@ -436,6 +437,9 @@ class Study:
                     self._fail(trial_no, error, limit_s)
                 else:
                     bisect.insort(self._waiting, trial_no)
+
+    def _now_s(self) -> float:
+        return round(self._clock.now(), 3)
 
     def _emit(self, event: StudyEvent) -> None:
         if self._on_event(event) is Stop:

@@ -1,0 +1,227 @@
+"""export_csv, export_optuna: the trials of a study for other programs."""
+
+import csv
+import io
+import json
+import math
+import re
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from understudy.core.errors import ConfigError, MissingExtra
+from understudy.core.log import make_folder, storage_error, write_file
+from understudy.tuning.journal import Row
+from understudy.tuning.result import StudyResult
+from understudy.tuning.space import Choice, Dimension
+from understudy.tuning.study_file import StudyConfig
+
+
+def export_csv(result: StudyResult, path: Path) -> None:
+    """Write one line per trial; a file of this name is replaced.
+
+    Settings have the prefix `values.`, metrics `metrics.`.
+    """
+    settings = list(result.config.space.dimensions)
+    metrics = sorted({name for row in result.trials for name in row.result.metrics})
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    lines.writerow(
+        [
+            *("trial_no", "state"),
+            *(f"metrics.{name}" for name in metrics),
+            *(f"values.{name}" for name in settings),
+            *("reports", "seconds", "seed", "error"),
+        ]
+    )
+    for trial, ended in result.trials:
+        lines.writerow(
+            [
+                *(trial.trial_no, ended.state),
+                *(ended.metrics.get(name, "") for name in metrics),
+                *(_plain(trial.values[name]) for name in settings),
+                *(len(ended.reports), ended.seconds, trial.seed, ended.error),
+            ]
+        )
+    try:
+        make_folder(path.parent.resolve())
+        write_file(path, out.getvalue().encode(), mode=0o644)
+    except OSError as error:
+        raise storage_error(error, f"writing {path}", then="give another --csv file") from error
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+# --- Optuna ---------------------------------------------------------------------------------------
+
+_SQLITE = (".db", ".sqlite", ".sqlite3")
+
+
+def export_optuna(result: StudyResult, target: str, *, name: str = "") -> str:
+    """Write the trials as a new study into a storage of Optuna; return what Optuna opens it by.
+
+    `target` is the URL of a database, or a file: SQLite if it ends so (.db, .sqlite, .sqlite3),
+    else a journal of Optuna. `name` is that of the study there, by default the study's own.
+    Nothing there is replaced, and an export that fails leaves no study.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise MissingExtra(
+            "the export for Optuna needs the package optuna: pip install 'understudy[optuna]'"
+        ) from None
+    name = name or result.config.name
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of parts that Optuna calls experimental
+            storage, address = _open_storage(target)
+            if name in optuna.get_all_study_names(storage):
+                raise ConfigError(
+                    f"{_shown(target)} has a study {name} already; give another --name or another "
+                    f"file, or delete it there: optuna delete-study --study-name "
+                    f"{shlex.quote(name)} --storage {_shown(address)}"
+                )
+            is_max = result.config.metric.criteria == "max"
+            study = optuna.create_study(
+                storage=storage, study_name=name, direction="maximize" if is_max else "minimize"
+            )
+            try:
+                _fill(study, result)
+            except BaseException:
+                optuna.delete_study(study_name=name, storage=storage)
+                raise
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    return address
+
+
+def _open_storage(target: str) -> tuple[Any, str]:
+    """The storage, and what Optuna's own programs open it by."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    path = Path(target)
+    is_url = "://" in target
+    is_sqlite = path.suffix in _SQLITE
+    if not is_url and not is_sqlite and not _may_be_journal(path):
+        raise ConfigError(
+            f"{target} is a file, but no journal of Optuna; give a file that does not exist yet, "
+            "such as trials.db"
+        )
+    try:
+        if not is_url:
+            make_folder(path.parent.resolve())
+        if is_url or is_sqlite:
+            address = target if is_url else f"sqlite:///{path}"
+            return optuna.storages.RDBStorage(address), address
+        return optuna.storages.JournalStorage(JournalFileBackend(target)), target
+    except OSError as error:
+        raise storage_error(error, f"writing {target}", then="give another file") from error
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"Optuna cannot open {_shown(target)}: {type(error).__name__}: {_shown(text)}; give a "
+            "file such as trials.db, or a URL such as sqlite:///trials.db"
+        ) from None
+
+
+def _may_be_journal(path: Path) -> bool:
+    """Whether Optuna can append to this file without damage to another program's."""
+    if not path.exists():
+        return True
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        first = file.readline(100_000)
+    return not first or (first.startswith(b"{") and b'"op_code"' in first)
+
+
+def _shown(address: str) -> str:
+    """The address without its password."""
+    return re.sub(r"//[^/@]*@", "//***@", address)
+
+
+def _fill(study: Any, result: StudyResult) -> None:
+    """Add the trials, and what a reader needs to know of the study."""
+    config = result.config
+    study.set_metric_names([config.metric.name])
+    for key, value in {
+        "search": config.search.method,
+        "stopping": config.stopping.rule,
+        "seed": config.seed,
+    }.items():
+        study.set_user_attr(key, value)
+    converted = {
+        name: _distribution(dimension) for name, dimension in config.space.dimensions.items()
+    }
+    times = {lease.trial_no: lease for lease in result.leases}
+    for row in result.trials:
+        trial = _frozen_trial(row, config, converted)
+        lease = times.get(row.trial.trial_no)
+        if lease is not None and lease.end_s is not None:
+            trial.datetime_start = datetime.fromtimestamp(lease.start_s)  # Optuna's are local
+            trial.datetime_complete = datetime.fromtimestamp(lease.end_s)
+        study.add_trial(trial)
+
+
+def _frozen_trial(row: Row, config: StudyConfig, converted: Mapping[str, Any]) -> Any:
+    import optuna
+
+    trial = row.trial
+    ended = row.result
+    states = optuna.trial.TrialState
+    state = {"done": states.COMPLETE, "stopped": states.PRUNED, "failed": states.FAIL}[ended.state]
+    attributes: dict[str, Any] = {"trial_no": trial.trial_no, "seed": trial.seed}
+    attributes |= {"error": ended.error} if ended.error else {}
+    attributes |= {
+        name: value for name, value in ended.metrics.items() if name != config.metric.name
+    }
+    constraints = {}
+    for constraint in config.constraints if ended.state == "done" else ():
+        # Optuna's constraints are satisfied at 0 and below.
+        value = ended.metrics.get(constraint.metric)
+        if constraint.high is not None:
+            over = math.inf if value is None else value - constraint.high
+            constraints[f"{constraint.metric} max"] = min(over, sys.float_info.max)
+        if constraint.low is not None:
+            under = math.inf if value is None else constraint.low - value
+            constraints[f"{constraint.metric} min"] = min(under, sys.float_info.max)
+    return optuna.trial.create_trial(
+        state=state,
+        value=ended.metrics.get(config.metric.name),
+        params={name: to_optuna(trial.values[name]) for name, (_, to_optuna) in converted.items()},
+        distributions={name: distribution for name, (distribution, _) in converted.items()},
+        user_attrs=attributes,
+        intermediate_values=dict(ended.reports),
+        constraints=constraints or None,
+    )
+
+
+def _distribution(dimension: Dimension) -> tuple[Any, Callable[[Any], Any]]:
+    """The distribution, and from a value of ours to one of Optuna's."""
+    from optuna import distributions
+
+    if isinstance(dimension, Choice):
+        # Optuna has no lists as values, and 1, 1.0 and true are one to it.
+        is_plain = all(
+            value is None or isinstance(value, str | int | float) for value in dimension.values
+        )
+        if is_plain and len(set(dimension.values)) == dimension.size:
+            return distributions.CategoricalDistribution(dimension.values), lambda value: value
+        texts = [json.dumps(value) for value in dimension.values]
+        return distributions.CategoricalDistribution(texts), json.dumps
+    low = dimension.low
+    high = dimension.high if dimension.step is None else dimension.at(1.0)  # the last step
+    is_log = dimension.scale == "log"
+    if dimension.is_integer:
+        step = int(dimension.step or 1)
+        return distributions.IntDistribution(int(low), int(high), log=is_log, step=step), int
+    return distributions.FloatDistribution(low, high, log=is_log, step=dimension.step), float
