@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from understudy.tuning.charts import _places, charts
 from understudy.tuning.journal import Lease, Row
 from understudy.tuning.pictures import INK, MAX_LINES, MAX_SETTINGS, Picture, StudyArrays, draw
 from understudy.tuning.report import page, write_report
-from understudy.tuning.result import StudyResult
+from understudy.tuning.result import StudyResult, ranked, winner_test
 from understudy.tuning.space import read_space
 from understudy.tuning.study_file import Constraint, StudyConfig
 from understudy.tuning.trial import Metric, TrainableSpec, Trial, TrialResult
@@ -185,6 +186,40 @@ def test_many_settings_are_left_out_and_the_chart_says_so():
     pictures = charts(result_of(12, space=space))
     for picture in pictures[1:4]:
         assert picture.caption.endswith(" The first 30 settings; 2 more are not drawn.")
+
+
+@pytest.mark.parametrize("n_seeds", [3, 10])
+def test_the_finalists_are_drawn_with_their_verdict(n_seeds: int):
+    found = result_of(12)
+    rows = ranked(found.config, found.trials)[:2]
+    results = [
+        [replace(row.result, metrics={"reward": shift + seed / 10}) for seed in range(n_seeds)]
+        for row, shift in zip(rows, (5.0, 1.0), strict=True)
+    ]
+    results[0][0] = TrialResult(trial_no=0, state="failed", error="it diverged")
+    found = replace(found, test=winner_test(found.config.metric, rows, results))
+    assert found.test is not None
+    winner = charts(found)[0]
+    assert winner.name == "winner"
+    verdict = found.test.verdict
+    assert winner.caption.lower().startswith(f"{verdict}; ")
+    assert winner.caption.endswith("1 failed, which counts as the worst.")
+    drawn = draw(winner)
+    assert f"trial {rows[1].trial.trial_no}" in drawn.svg
+    assert verdict in page(found, [drawn])
+
+
+def test_a_runner_up_that_is_proven_better_has_the_star():
+    found = result_of(12)
+    rows = ranked(found.config, found.trials)[:2]
+    results = [
+        [replace(row.result, metrics={"reward": value}) for value in np.arange(10) + shift]
+        for row, shift in zip(rows, (0.0, 50.0), strict=True)
+    ]
+    found = replace(found, test=winner_test(found.config.metric, rows, results))
+    best = StudyArrays(found).best
+    assert best is not None
+    assert found.trials[best] == rows[1]
 
 
 # --- What the charts are computed from ------------------------------------------------------------

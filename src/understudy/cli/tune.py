@@ -31,15 +31,14 @@ from understudy.cli.options import (
 )
 from understudy.cli.training_view import format_duration
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull
-from understudy.core.statistics import Estimate
 from understudy.training.settings import BEST
 from understudy.tuning.journal import Row
 from understudy.tuning.result import (
     Finalist,
     StudyResult,
-    WinnerTest,
     compare_studies,
     estimate_fields,
+    interval_text,
     load_study,
     ranked,
 )
@@ -300,7 +299,7 @@ def compare(folder: Path, other: Path, as_json: bool) -> int:
     out.print(_held_out_table(finalists, names))
     out.print(
         f"a training of {escape(names[0])} is better than one of {escape(names[1])} with "
-        f"probability {_interval(chance)}",
+        f"probability {interval_text(chance)}",
         soft_wrap=True,
     )
     fields = {
@@ -473,7 +472,7 @@ def _print(out: Console, result: StudyResult) -> None:
         lines.append("no trial can be the best: each one failed, or is outside a constraint")
     if result.test is not None:
         out.print(_held_out_table(result.test.finalists))
-        lines.insert(0, _verdict(result.test))
+        lines[:0] = map(escape, result.test.summary)
     elif result.ended and not result.is_finished:
         lines.append("the best trials were not yet trained on all held-out seeds")
     lines.append(f"study   {escape(str(result.folder))}")
@@ -496,35 +495,10 @@ def _held_out_table(finalists: Sequence[Finalist], names: Sequence[str] = ()) ->
         table.add_row(
             names[index] if names else str(finalist.trial.trial_no),
             f"{finalist.tuned:.4g}",
-            "none" if finalist.estimate is None else _interval(finalist.estimate),
+            "none" if finalist.estimate is None else interval_text(finalist.estimate),
             seeds,
         )
     return table
-
-
-def _verdict(test: WinnerTest) -> str:
-    text = escape(test.verdict)
-    if test.probability is not None:
-        first, second = (finalist.trial.trial_no for finalist in test.finalists)
-        chance = _interval(test.probability)
-        text += (
-            f"; a training of trial {first} beats one of trial {second} with probability {chance}"
-        )
-    if test.gap is not None:
-        much = "too good" if test.gap >= 0 else "too low"
-        text += (
-            f"\nthe search's number of trial {test.finalists[0].trial.trial_no} was "
-            f"{abs(test.gap):.4g} {much}"
-        )
-    return text
-
-
-def _interval(estimate: Estimate) -> str:
-    """A value with its 95 % interval, if there is one."""
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.value:.4g}"
-    few = ", few seeds" if estimate.is_few else ""
-    return f"{estimate.value:.4g} ({estimate.low:.4g} to {estimate.high:.4g}{few})"
 
 
 def _value_text(values: Mapping[str, Any], name: str) -> str:

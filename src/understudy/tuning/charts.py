@@ -1,5 +1,6 @@
 """charts: what a study's pictures show.
 
+winner       the best trial and the runner-up on held-out seeds, with intervals
 history      every trial, and the best value so far: over trials, and over time
 importance   how much of the metric each setting explains
 slices       the metric against each setting
@@ -44,8 +45,68 @@ _MAX_TICKS = 8
 def charts(result: StudyResult) -> list[Picture]:
     """The charts that have something to show."""
     study = StudyArrays(result)
-    kinds = (_history, _importance, _slices, _parallel, _rungs, _slots)
+    kinds = (_winner, _history, _importance, _slices, _parallel, _rungs, _slots)
     return [picture for kind in kinds if (picture := kind(study)) is not None]
+
+
+def _winner(study: StudyArrays) -> Picture | None:
+    test = study.result.test
+    if test is None or not any(finalist.scores for finalist in test.finalists):
+        return None
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        rng = np.random.default_rng(0)
+        for place, finalist in enumerate(test.finalists):
+            axes.plot(
+                finalist.scores,
+                place + 0.25 + rng.uniform(-0.08, 0.08, len(finalist.scores)),
+                "o",
+                color=COLOURS["done"],
+                ms=5,
+                mew=0,
+                alpha=0.7,
+                label="a held-out seed",
+            )
+            estimate = finalist.estimate
+            if estimate is not None:
+                if estimate.low is not None and estimate.high is not None:
+                    axes.plot([estimate.low, estimate.high], [place] * 2, color=BEST, lw=2.5)
+                axes.plot(
+                    estimate.value,
+                    place,
+                    "D",
+                    color=BEST,
+                    ms=7,
+                    label="their mean, with its interval",
+                )
+            axes.plot(
+                finalist.tuned,
+                place,
+                "|",
+                color=INK,
+                ms=18,
+                mew=2,
+                label="in the search",
+            )
+        names = [f"trial {finalist.trial.trial_no}" for finalist in test.finalists]
+        axes.set_yticks(range(len(names)), names)
+        axes.set(xlabel=study.label, ylim=(len(names) - 0.5, -0.5))
+        axes.grid(axis="x")
+        handles, kinds = axes.get_legend_handles_labels()
+        legend = dict(zip(kinds, handles, strict=True))  # each kind once
+        figure.legend(legend.values(), legend.keys(), loc="outside upper left", ncols=3)
+
+    text = f"{'; '.join(test.summary)}."
+    if n_failed := sum(finalist.n_failed for finalist in test.finalists):
+        text += f" {n_failed} failed, which counts as the worst."
+    return Picture(
+        name="winner",
+        title="The best trials on held-out seeds",
+        caption=text[0].upper() + text[1:],
+        draw=draw,
+        height_in=1.3 + 0.55 * len(test.finalists),
+    )
 
 
 def _history(study: StudyArrays) -> Picture | None:

@@ -142,7 +142,8 @@ class StudyArrays:
     @property
     def best(self) -> int | None:
         """The index of the best trial."""
-        return None if np.isnan(self.scores).all() else int(np.nanargmax(self.scores))
+        best = self.result.best
+        return None if best is None else self.trial_nos.tolist().index(best.trial.trial_no)
 
     @property
     def left_out(self) -> str:

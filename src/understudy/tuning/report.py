@@ -141,7 +141,8 @@ def _summary(result: StudyResult) -> list[str]:
         )
     elif count:
         lines.insert(0, "no trial can be the best: each one failed, or is outside a constraint")
-    return [f"<p>{escape(line)}</p>" for line in (*lines, *config.notes)]
+    test = () if result.test is None else result.test.summary
+    return [f"<p>{escape(line)}</p>" for line in (*lines, *test, *config.notes)]
 
 
 def _table(result: StudyResult) -> list[str]:

@@ -123,6 +123,24 @@ class WinnerTest:
             )
         return f"no winner yet: these seeds cannot tell {names[0]} from {names[1]}"
 
+    @property
+    def summary(self) -> list[str]:
+        """The verdict, its probability and the winner's curse, in a line or two."""
+        first = self.finalists[0].trial.trial_no
+        lines = [self.verdict]
+        if self.probability is not None:
+            lines[0] += (
+                f"; a training of trial {first} beats one of trial "
+                f"{self.finalists[1].trial.trial_no} with probability "
+                f"{interval_text(self.probability)}"
+            )
+        if self.gap is not None:
+            direction = "too good" if self.gap >= 0 else "too low"
+            lines.append(
+                f"the search's number of trial {first} was {abs(self.gap):.4g} {direction}"
+            )
+        return lines
+
     def to_json(self) -> dict[str, Any]:
         estimates = [finalist.estimate for finalist in self.finalists]
         return {
@@ -228,6 +246,14 @@ def estimate_fields(estimate: Estimate | None) -> dict[str, float | None] | None
     if estimate is None:
         return None
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+
+
+def interval_text(estimate: Estimate) -> str:
+    """A value with its 95 % interval, if there is one."""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.4g}"
+    few = ", few seeds" if estimate.is_few else ""
+    return f"{estimate.value:.4g} ({estimate.low:.4g} to {estimate.high:.4g}{few})"
 
 
 def compare_studies(one: StudyResult, other: StudyResult) -> Estimate:
