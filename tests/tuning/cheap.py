@@ -104,6 +104,14 @@ class Model:
         return [], 1 - (self._values["x"] - self._values["best"]) ** 2
 
 
+class Napping(Model):
+    """Its training takes a while; x above 0.9 fails."""
+
+    def train(self, data: Any) -> None:
+        time.sleep(0.4)
+        super().train(data)
+
+
 class Slow(Model):
     """Its second trial never ends."""
 
@@ -165,6 +173,15 @@ class Lanes:
         self._answered.add(trial_no)
         if must_stop:
             self._stopped.add(trial_no)
+
+
+class DeadlyBucket(Lanes):
+    """Its process ends when the first trial's bucket is computed."""
+
+    def bucket(self, trial: Trial) -> str:
+        if trial.trial_no == 0:
+            os._exit(7)
+        return "one"
 
 
 def study(folder: Path, kind: type = Quadratic, **changes: Any) -> StudyConfig:

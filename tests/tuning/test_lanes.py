@@ -177,6 +177,22 @@ def test_a_trial_whose_updates_stay_not_finite_fails(monkeypatch):
     assert results[0].metrics == run_all(lanes_of(), [trial(0, steps=200)])[0].metrics
 
 
+def test_only_the_program_of_the_running_trials_has_memory_for_lanes(monkeypatch):
+    monkeypatch.setattr("understudy.tuning.lanes._MAX_PROGRAMS", 2)
+    lanes = lanes_of()
+    batches = (8, 16, 8, 32)
+    rewards = []
+    for number, batch in enumerate(batches):
+        (result,) = run_all(lanes, [trial(0, batch=batch, steps=40)]).values()
+        rewards.append(result.metrics["reward"])
+        assert len(lanes._programs) <= 2
+        assert [program._ring is not None for program in lanes._programs.values()] == (
+            [False, True] if number else [True]
+        )
+    assert rewards[0] == rewards[2]
+    assert list(lanes._programs) == [lanes.bucket(trial(0, batch=batch)) for batch in batches[2:]]
+
+
 def test_buckets_differ_in_shapes_only():
     lanes = lanes_of()
     usual = lanes.bucket(trial(0))

@@ -157,6 +157,11 @@ def test_studies_are_compared_by_their_tests(tmp_path: Path):
     two = tune(study(tmp_path / "two", max_trials=1, seed=9, test_seeds=5))
     expected = compare(one.tested.scores, two.tested.scores, np.random.default_rng(0))
     assert compare_studies(one, two) == expected
+    assert one.test is not None
+    finalists = [each._replace(scores=[], n_failed=5) for each in one.test.finalists]
+    failed = replace(one, test=replace(one.test, finalists=finalists, probability=None))
+    with pytest.raises(ConfigError, match="failed with every held-out seed"):
+        compare_studies(failed, failed)
     none = tune(study(tmp_path / "none", max_trials=1))
     with pytest.raises(ConfigError, match="has no trainings on held-out seeds; finish it"):
         compare_studies(one, none)

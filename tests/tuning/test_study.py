@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 import understudy
-from tests.tuning.cheap import Endless, Fragile, Impossible, Lanes, Mortal, Quadratic, study
+from tests.tuning.cheap import (
+    DeadlyBucket,
+    Endless,
+    Fragile,
+    Impossible,
+    Lanes,
+    Mortal,
+    Quadratic,
+    study,
+)
 from tests.tuning.thread_slots import ThreadSlots
 from understudy.core.errors import ConfigError, Locked
 from understudy.core.log import FileLock
@@ -189,6 +198,30 @@ def test_trials_in_lanes_share_a_slot_by_bucket_and_give_the_same_table(tmp_path
 # --- Slots that end -------------------------------------------------------------------------------
 
 
+def test_more_trials_than_a_socket_holds_messages_wait_for_lanes_without_a_deadlock(tmp_path: Path):
+    config = study(
+        tmp_path / "s",
+        Lanes,
+        config={"lanes": 4, "reports": 0},
+        max_trials=1_000,
+        search=SearchConfig(lag=1_000),
+        slots=SlotsConfig(lanes=4),
+    )
+    assert len(tune(config).trials) == 1_000
+
+
+def test_a_slot_that_ends_while_it_computes_buckets_costs_one_trial_an_attempt(tmp_path: Path):
+    config = study(
+        tmp_path / "s",
+        DeadlyBucket,
+        config={"lanes": 4, "reports": 0},
+        search=SearchConfig(lag=12),
+        slots=SlotsConfig(lanes=4),
+    )
+    states = [row.result.state for row in tune(config).trials]
+    assert states == ["failed", *["done"] * 11]
+
+
 def test_a_trial_whose_process_ends_starts_again_and_fails_after_three_times(tmp_path: Path):
     for deaths in (2, 3):
         folder = tmp_path / str(deaths)
@@ -320,6 +353,7 @@ def test_a_study_of_the_original_file_also_writes_its_result_file(tmp_path: Path
             "class": "DQN",
             "environment": "CartPole-v1",
             "settings": {"batch_size": 32},
+            "is_seed": True,
         },
         max_trials=3,
     )
@@ -355,6 +389,28 @@ def python(script: str, *arguments: str, **options: Any) -> "subprocess.Popen[by
 def test_the_process_of_a_study_imports_no_jax_and_no_gymnasium(tmp_path: Path):
     with python(_IMPORTS, str(tmp_path / "s")) as process:
         assert process.wait() == 0
+
+
+@pytest.mark.parametrize("changes", [{"slots": 0}, {"slots": -1}, {"trials": 0}, {"trials": -1}])
+def test_a_resumed_study_refuses_numbers_below_1(tmp_path: Path, changes: dict[str, int]):
+    tune(study(tmp_path / "s", max_trials=2))
+    name, value = next(iter(changes.items()))
+    with pytest.raises(ConfigError, match=rf"{name} is {value}"):
+        tune(out=tmp_path / "s", resume=True, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 9}, "seed"),
+        ({"settings": {"lag": 4, "nonsense": 1}}, "lag and nonsense"),
+        ({"level": 2}, "level"),
+    ],
+)
+def test_what_a_resumed_study_keeps_cannot_be_changed(tmp_path: Path, changes: Any, named: str):
+    tune(study(tmp_path / "s", max_trials=2))
+    with pytest.raises(ConfigError, match=f"a resumed study keeps its {named}; omit it"):
+        tune(out=tmp_path / "s", resume=True, **changes)
 
 
 # --- Chaos ----------------------------------------------------------------------------------------

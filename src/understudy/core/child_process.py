@@ -96,9 +96,12 @@ class ChildProcess:
 
     def kill(self) -> None:
         """End the process at once, with what it has started in its process group."""
+        self._kill_group()
+        self.end()
+
+    def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self.end()
 
     def end(self) -> None:
         """Hang up, and wait until the process has ended."""
@@ -106,7 +109,7 @@ class ChildProcess:
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill_group()
             self._process.wait()
 
 

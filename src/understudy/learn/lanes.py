@@ -82,18 +82,27 @@ class LaneProgram:
                 f"capacity is {plan.capacity}, which has no room for the steps of a round; give at "
                 f"least {plan.envs * (plan.collect + needs.n_step)}"
             )
-        first = self._first_state(seed=0, discount=0.0)
-        self._state: LaneState = jax.tree.map(
-            lambda leaf: jnp.asarray(np.zeros((plan.lanes, *leaf.shape), leaf.dtype)), first
-        )
-        width = 2 * first.game.shape[0] + 4
-        shape = (plan.lanes, plan.capacity // plan.envs, plan.envs, width)
-        self._ring = jnp.asarray(np.zeros(shape, np.float32))
+        self._state: Any = None  # LaneState of arrays, while there are runs
+        self._ring: Any = None
         self._call = jax.jit(_call_of(algorithm, plan), donate_argnums=(0, 1))
 
     def start(self, lane: int, *, seed: int, discount: float) -> None:
         """Start a new run in a lane; what the lane's ring holds is never drawn again."""
-        self._state = _put(self._state, lane, self._first_state(seed=seed, discount=discount))
+        first = self._first_state(seed=seed, discount=discount)
+        if self._state is None:
+            plan = self.plan
+            self._state = jax.tree.map(
+                lambda leaf: jnp.asarray(np.zeros((plan.lanes, *leaf.shape), leaf.dtype)), first
+            )
+            width = 2 * first.game.shape[0] + 4
+            shape = (plan.lanes, plan.capacity // plan.envs, plan.envs, width)
+            self._ring = jnp.asarray(np.zeros(shape, np.float32))
+        self._state = _put(self._state, lane, first)
+
+    def free(self) -> None:
+        """Free the memory of the lanes, whose runs have ended; what is compiled is kept."""
+        self._state = None
+        self._ring = None
 
     def run(self, rounds: Rounds, is_active: Array) -> None:
         """Play rounds in the active lanes, bool[lanes]; at most `max_rounds` of them."""

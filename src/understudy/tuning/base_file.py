@@ -69,6 +69,7 @@ def _read(fields: Any, path: Path) -> BaseFile:
         "settings": fields["hp_params"],
         "folder": str(mdl_file.parent),
         "rollout_workers": 0,
+        "is_seed": True,
     }
     if name == "DQN":
         if is_rows_file(environment):
@@ -81,7 +82,7 @@ def _read(fields: Any, path: Path) -> BaseFile:
                 check_seed_setting(key, value)
         except ConfigError as error:
             raise ConfigError(f"hp_params: {error}") from None
-        config |= {"game": environment, "algorithm": "dqn", "preset": "rliable", "is_seed": True}
+        config |= {"game": environment, "algorithm": "dqn", "preset": "rliable"}
         spec = TrainableSpec(path=ALGORITHM, config=config)
     else:
         spec = TrainableSpec(path=CUSTOM, config={**config, **custom_class(name)})

@@ -18,13 +18,14 @@ it repeats a trial, which has the same result. Damage in front of a readable lin
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from understudy.core.canonical import strict_json
-from understudy.core.errors import Closed, ConfigError, Corrupt, Refused
+from understudy.core.errors import Closed, ConfigError, Corrupt, Refused, StorageFailed, StorageFull
 from understudy.core.log import Sync, make_folder, storage_error, sync_data, write_file
 from understudy.tuning.trial import Trial, TrialResult
 
@@ -48,8 +49,6 @@ class TrialRecord:
     result: TrialResult | None = None
     reports: list[tuple[int, float]] = field(default_factory=list)
     losses: int = 0
-    slot: int | None = None
-    """Where it was started last, if it has not ended there."""
 
 
 class Lease(NamedTuple):
@@ -110,15 +109,12 @@ class StudyState:
     def _apply_to_trial(self, record: TrialRecord, kind: str, event: Mapping[str, Any]) -> None:
         match kind:
             case "leased":
-                record.slot = event["slot"]
                 record.reports = []
             case "report":
                 record.reports.append((event["step"], event["value"]))
             case "lost":
-                record.slot = None
                 record.losses += 1
             case "finished":
-                record.slot = None
                 record.result = TrialResult(
                     trial_no=record.trial.trial_no,
                     state=event["state"],
@@ -265,6 +261,8 @@ class Journal:
 
     def close(self) -> None:
         if self._descriptor is not None:
+            with suppress(StorageFailed, StorageFull):  # each wait of the study reports it
+                self.sync()
             os.close(self._descriptor)
             self._descriptor = None
 

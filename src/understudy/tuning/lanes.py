@@ -25,11 +25,13 @@ from understudy.nn.policy import Policy
 from understudy.training.env_info import EnvInfo, GameChoice, inspect_env
 from understudy.training.evaluation import AT_THE_END, WHILE_TRAINING, Evaluator, make_evaluator
 from understudy.training.settings import RunSettings, TrainRequest, resolve
-from understudy.tuning.trainables import seed_settings
+from understudy.tuning.trainables import LANE_METRICS, seed_settings
 from understudy.tuning.trial import Report, Trial, TrialResult, TrialState, Values
 
 DEFAULT_LANES = 8
 _MAX_SKIPS = LearnerConfig().max_skips
+_MAX_PROGRAMS = 16
+"""Compiled at one time; a bucket that returns later is read from the compilation cache."""
 _STEPS_PER_CALL = 256
 """Env steps of each lane in one compiled call; at least one round."""
 
@@ -37,7 +39,7 @@ _STEPS_PER_CALL = 256
 class Lanes:
     """Trains and evaluates trials of our algorithms in lanes: a LaneTrainable."""
 
-    metrics = ("reward", "return_std", "env_steps", "updates")
+    metrics = LANE_METRICS
 
     def __init__(self, config: Mapping[str, Any], *, clock: Clock | None = None) -> None:
         """`config`: game, algorithm, preset, settings, and how many lanes there are."""
@@ -68,11 +70,10 @@ class Lanes:
             settings = self._settings(trial)
             bucket = self._bucket(settings)
             if not self._training:
-                self._program = self._programs.get(bucket) or self._new_program(settings)
-                self._programs[bucket] = self._program
+                self._choose_program(bucket, settings)
             program = self._program
             assert program is not None
-            assert program is self._programs.get(bucket), "trials in the lanes are of one bucket"
+            assert program is self._programs[bucket], "trials in the lanes are of one bucket"
             lane = min(set(range(self.lanes)) - self._training.keys())
             discount = settings.algorithm_type(self._env_info.spec, settings.config).needs.discount
             program.start(lane, seed=trial.seed, discount=discount)
@@ -125,6 +126,16 @@ class Lanes:
         if reason := _why_not(settings, self._env_info):
             raise ConfigError(f"this trial cannot train in lanes: {reason}; set lanes=0")
         return repr((settings.algorithm, _shared_config(settings), _plan(settings, self.lanes)))
+
+    def _choose_program(self, bucket: str, settings: RunSettings) -> None:
+        """Use a bucket's program; the others keep what is compiled, but no memory for lanes."""
+        program = self._programs.pop(bucket, None) or self._new_program(settings)
+        if self._program is not None and self._program is not program:
+            self._program.free()
+        self._program = program
+        self._programs[bucket] = program  # the last used is the last
+        while len(self._programs) > _MAX_PROGRAMS:
+            del self._programs[next(iter(self._programs))]
 
     def _new_program(self, settings: RunSettings) -> LaneProgram:
         algorithm = settings.algorithm_type(self._env_info.spec, _shared_config(settings))

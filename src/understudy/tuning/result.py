@@ -258,14 +258,21 @@ def interval_text(estimate: Estimate) -> str:
 
 def compare_studies(one: StudyResult, other: StudyResult) -> Estimate:
     """How likely a training of one study's best trial is better than one of the other's."""
-    metrics = [study.config.metric for study in (one, other)]
+    studies = (one, other)
+    metrics = [study.config.metric for study in studies]
     if metrics[0] != metrics[1]:
         raise ConfigError(
             f"{one.folder} has the metric {metrics[0].name} ({metrics[0].criteria}), and "
             f"{other.folder} {metrics[1].name} ({metrics[1].criteria}); compare studies of the "
             "same metric"
         )
-    return _probability(metrics[0], one.tested, other.tested)
+    finalists = [study.tested for study in studies]
+    if not any(finalist.scores for finalist in finalists):
+        raise ConfigError(
+            f"the best trials of {one.folder} and {other.folder} failed with every held-out seed; "
+            "show the studies to see why: understudy tune show"
+        )
+    return _probability(metrics[0], *finalists)
 
 
 def _probability(metric: Metric, one: Finalist, other: Finalist) -> Estimate:

@@ -16,7 +16,7 @@ import numpy as np
 
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.settings import load_object
-from understudy.tuning.space import Interval, Space
+from understudy.tuning.space import Choice, Interval, Space
 from understudy.tuning.trial import Metric, Searcher, StoppingRule, Trial, TrialResult, Values
 
 if TYPE_CHECKING:
@@ -214,8 +214,8 @@ class OptunaSearch:
         values: dict[str, Any] = {}
         for name, dimension in self._plan.space.dimensions.items():
             drawn = asked.params[name]
-            is_index = not isinstance(dimension, Interval) or dimension.step is not None
-            values[name] = dimension.axis(0)[drawn] if is_index else drawn
+            is_value = isinstance(dimension, Interval) and dimension.step is None
+            values[name] = drawn if is_value else dimension.at((drawn + 0.5) / dimension.size)
         return values
 
     def tell(self, trial: Trial, result: TrialResult) -> None:
@@ -244,10 +244,12 @@ class OptunaSearch:
         if isinstance(dimension, Interval) and dimension.step is None:
             kind = kinds.IntDistribution if dimension.is_integer else kinds.FloatDistribution
             return kind(dimension.low, dimension.high, log=dimension.scale == "log")
-        values = list(dimension.axis(0))
-        if all(type(value) in (int, float) for value in values) and values == sorted(values):
-            return kinds.IntDistribution(0, len(values) - 1)  # a larger one may be better
-        return kinds.CategoricalDistribution(range(len(values)))
+        if isinstance(dimension, Choice):
+            values = list(dimension.values)
+            is_ordered = all(type(value) in (int, float) for value in values)
+            if not is_ordered or values != sorted(values):
+                return kinds.CategoricalDistribution(range(len(values)))
+        return kinds.IntDistribution(0, dimension.size - 1)  # a larger one may be better
 
 
 # --- Stopping rules -------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ A slot creates its Trainable once and runs trial after trial, or several at once
 
 import contextlib
 import math
+import queue
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -142,10 +144,22 @@ class StudyLink(Protocol):
 
 
 class _Socket:
-    """The link of a local slot."""
+    """The link of a local slot.
+
+    A thread reads what arrives, so that the study never waits for a slot in the middle of a trial:
+    two processes that only send, each until the other reads, would wait forever.
+    """
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
         self._connection = connection
+        self._messages: queue.SimpleQueue[Fields | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="study", daemon=True).start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._messages.put(receive(self._connection)[0])
+        self._messages.put(None)
 
     def send(self, message: Fields) -> None:
         try:
@@ -154,13 +168,14 @@ class _Socket:
             raise StudyGone from None
 
     def receive(self) -> Fields:
-        try:
-            return receive(self._connection)[0]
-        except (EOFError, OSError):
-            raise StudyGone from None
+        message = self._messages.get()
+        if message is None:
+            self._messages.put(None)
+            raise StudyGone
+        return message
 
     def has_message(self) -> bool:
-        return self._connection.poll(0)
+        return not self._messages.empty()
 
 
 def main() -> None:

@@ -106,8 +106,8 @@ class _OpenSlot:
     """The deadline of each of its trials, on the monotonic clock."""
     bucket: str = ""
     """Of its running trials."""
-    asked_buckets: set[int] = field(default_factory=set)
-    """Trials whose bucket it was asked for."""
+    asked_buckets: dict[int, None] = field(default_factory=dict)
+    """Trials whose bucket it was asked for, in this order."""
 
 
 class Study:
@@ -282,39 +282,45 @@ class Study:
             self._open.append(_OpenSlot(index, self._slots.open(index, request)))
 
     def _lease(self) -> None:
-        timeout_s = self._config.slots.trial_timeout_s
+        """Start waiting trials where there is room, and ask for the buckets of the others."""
+        ready = [open_slot for open_slot in self._open if open_slot.lanes is not None]
+        has_lanes = any((open_slot.lanes or 0) > 1 for open_slot in ready)
+        n_free = sum(max(0, (each.lanes or 1) - len(each.running)) for each in ready)
         for trial_no in list(self._waiting):
-            open_slot = self._free_slot(trial_no)
-            if open_slot is None:
-                continue
-            self._waiting.remove(trial_no)
-            self._journal.append(
-                "leased",
-                trial_no=trial_no,
-                slot=open_slot.index,
-                at_s=self._now_s(),
-                deadline_s=round(self._clock.now() + timeout_s, 3) if timeout_s else None,
-            )
-            open_slot.running[trial_no] = self._clock.monotonic() + (timeout_s or math.inf)
-            open_slot.bucket = self._buckets.get(trial_no, "")
-            record = self._state.records[trial_no]
-            self._send(open_slot, {"do": "start", "trial": _trial_fields(record.trial)})
-            self._emit(TrialStarted(trial=record.trial, slot=open_slot.index))
+            if has_lanes and trial_no not in self._buckets:
+                self._ask_bucket(trial_no, ready)
+            elif n_free and (open_slot := self._free_slot(trial_no, ready)) is not None:
+                n_free -= 1
+                self._start(trial_no, open_slot)
 
-    def _free_slot(self, trial_no: int) -> _OpenSlot | None:
+    def _ask_bucket(self, trial_no: int, ready: Sequence[_OpenSlot]) -> None:
+        if not any(trial_no in open_slot.asked_buckets for open_slot in ready):
+            trial = self._state.records[trial_no].trial
+            ready[0].asked_buckets[trial_no] = None
+            self._send(ready[0], {"do": "bucket", "trial": _trial_fields(trial)})
+
+    def _start(self, trial_no: int, open_slot: _OpenSlot) -> None:
+        timeout_s = self._config.slots.trial_timeout_s
+        self._waiting.remove(trial_no)
+        self._journal.append(
+            "leased",
+            trial_no=trial_no,
+            slot=open_slot.index,
+            at_s=self._now_s(),
+            deadline_s=round(self._clock.now() + timeout_s, 3) if timeout_s else None,
+        )
+        open_slot.running[trial_no] = self._clock.monotonic() + (timeout_s or math.inf)
+        open_slot.bucket = self._buckets.get(trial_no, "")
+        record = self._state.records[trial_no]
+        self._send(open_slot, {"do": "start", "trial": _trial_fields(record.trial)})
+        self._emit(TrialStarted(trial=record.trial, slot=open_slot.index))
+
+    def _free_slot(self, trial_no: int, ready: Sequence[_OpenSlot]) -> _OpenSlot | None:
         """A slot with room for the trial.
 
         Trials of one bucket share a slot with lanes. A trial whose process ended before has a slot
         of its own, since it may have ended it.
         """
-        ready = [open_slot for open_slot in self._open if open_slot.lanes is not None]
-        lanes = max((open_slot.lanes or 0 for open_slot in ready), default=0)
-        if lanes > 1 and trial_no not in self._buckets:
-            if not any(trial_no in open_slot.asked_buckets for open_slot in ready):
-                trial = self._state.records[trial_no].trial
-                ready[0].asked_buckets.add(trial_no)
-                self._send(ready[0], {"do": "bucket", "trial": _trial_fields(trial)})
-            return None
         records = self._state.records
 
         def has_room(open_slot: _OpenSlot) -> bool:
@@ -359,13 +365,13 @@ class Study:
                 raise kind(message["error"])
             case "bucket":
                 self._buckets[message["trial_no"]] = message["bucket"]
-                open_slot.asked_buckets.discard(message["trial_no"])
+                del open_slot.asked_buckets[message["trial_no"]]
             case "report":
                 self._handle_report(open_slot, message)
             case "result":
                 trial_no = message["trial_no"]
                 if trial_no in open_slot.asked_buckets:  # it has no bucket
-                    open_slot.asked_buckets.discard(trial_no)
+                    del open_slot.asked_buckets[trial_no]
                     self._waiting.remove(trial_no)
                 open_slot.running.pop(trial_no, None)
                 names = ("trial_no", "state", "metrics", "seconds", "error")
@@ -412,7 +418,8 @@ class Study:
                     f"a slot ended {MAX_LOSSES} times before it was ready: {why}; correct what it "
                     "reports there, and resume the study"
                 )
-        for trial_no in sorted({*open_slot.running, *open_slot.asked_buckets}):
+        # Of the trials whose bucket it was asked for, only the first one may have ended it.
+        for trial_no in sorted({*open_slot.running, *list(open_slot.asked_buckets)[:1]}):
             self._journal.append("lost", trial_no=trial_no, why=why, at_s=self._now_s())
             if trial_no in open_slot.asked_buckets:
                 self._waiting.remove(trial_no)

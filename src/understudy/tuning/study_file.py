@@ -50,6 +50,7 @@ from understudy.tuning.rows import is_rows_file
 from understudy.tuning.space import Choice, Dimension, Space, read_space
 from understudy.tuning.trainables import (
     DIFFERENCES,
+    LANE_METRICS,
     METRICS,
     SEED_SETTINGS,
     model_path,
@@ -284,6 +285,12 @@ def _with_trainable(study: StudyConfig) -> StudyConfig:
             f"lanes is {slots.lanes} and rollout_workers {slots.rollout_workers}, but trials in "
             "lanes play their own episodes; set one of them to 0"
         )
+    for name in (study.metric.name, *(constraint.metric for constraint in study.constraints)):
+        if slots.lanes and name not in LANE_METRICS:
+            raise ConfigError(
+                f"trials in lanes do not measure {name}; name one of {joined(LANE_METRICS)}, or "
+                "set lanes to 0"
+            )
     if path != CUSTOM:
         path = LANES if slots.lanes else ALGORITHM
     own = {"rollout_workers": slots.rollout_workers, "lanes": slots.lanes}
@@ -532,6 +539,7 @@ def _own_trainable(
         "mdl_file": own.get("mdl_file", "model"),
         "settings": dict(settings),
         "rollout_workers": 0,
+        "is_seed": False,
     }
     if "class" in own:
         config |= {"class": own["class"], **custom_class(own["class"])}
@@ -545,7 +553,6 @@ def _own_trainable(
         "game": environment,
         "algorithm": own.get("algorithm"),
         "preset": own.get("preset"),
-        "is_seed": False,
     }
     algorithm = _check_request(config, settings)
     config["class"] = algorithm

@@ -5,13 +5,8 @@ Importing this module imports neither JAX nor Gymnasium; only a trial does.
 
 import contextlib
 import inspect
-import json
 import math
-import os
 import shutil
-import subprocess
-import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from understudy.core.child_process import ChildProcess, parent_connection, receive, send
 from understudy.core.errors import ConfigError, GameFailed, LearningFailed, UnderstudyError
-from understudy.core.log import write_file
 from understudy.core.settings import load_object, value_text
 from understudy.core.wording import joined, shortened
 from understudy.tuning.rows import is_rows_file, read_rows
@@ -31,6 +26,8 @@ OnReport = Callable[[int, float], bool]
 
 METRICS = ("reward", "return_std", "env_steps", "updates", "train_s", "compile_s", "eval_s")
 """What a trial of ours measures; `reward` is the mean return of its final test."""
+LANE_METRICS = METRICS[:4]
+"""What a trial in a lane measures, which shares its time with others."""
 
 
 def trial_folder(config: Mapping[str, Any], trial_no: int) -> Path:
@@ -328,19 +325,32 @@ class CustomTrainable:
                 "values": dict(trial.values),
                 "seed": int(seed.generate_state(1)[0]),
                 "episodes": count,
-                "answer": str(mdl_file.parent / f"part-{index}.json"),
             }
-            for index, (seed, count) in enumerate(zip(seeds, counts, strict=True))
+            for seed, count in zip(seeds, counts, strict=True)
         ]
         with contextlib.ExitStack() as opened:
-            parts = [opened.enter_context(_part(request)) for request in requests]
-            answers = [
-                _answer(part, request) for part, request in zip(parts, requests, strict=True)
-            ]
+            parts = []
+            for request in requests:
+                part = ChildProcess(__name__, lost=_PartLost)
+                opened.callback(part.kill)
+                parts.append(part)
+                with contextlib.suppress(_PartLost):  # `receive` raises it again
+                    part.send(request)
+            try:
+                answers = [part.receive()[0] for part in parts]
+            except _PartLost as error:
+                raise LearningFailed(
+                    f"a process that evaluated {self._config['class']}: {error}; its message is "
+                    "above this one; evaluate without rollout workers to see more"
+                ) from None
+        for answer in answers:
+            if "error" in answer:
+                raise LearningFailed(answer["error"])
+        numbers = [answer["numbers"] for answer in answers]
         return {
-            name: sum(answer[name] * count for answer, count in zip(answers, counts, strict=True))
+            name: sum(part[name] * count for part, count in zip(numbers, counts, strict=True))
             / episodes
-            for name in answers[0]
+            for name in set.intersection(*map(set, numbers))
         }
 
 
@@ -397,51 +407,14 @@ def _short(value: Any) -> Any:
 # --- A part of an evaluation, in a process of its own ---------------------------------------------
 
 
-@contextlib.contextmanager
-def _part(request: Mapping[str, Any]) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that evaluates; it ends with this one, at the latest."""
-    Path(request["answer"]).unlink(missing_ok=True)
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-    ) as process:
-        try:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # `_answer` notices it, too
-                process.stdin.write(json.dumps(request).encode() + b"\n")
-                process.stdin.flush()
-            yield process
-        finally:
-            process.kill()
-
-
-def _answer(process: "subprocess.Popen[bytes]", request: Mapping[str, Any]) -> dict[str, float]:
-    code = process.wait()
-    path = Path(request["answer"])
-    if code or not path.exists():
-        raise LearningFailed(
-            f"a process that evaluated {request['config']['class']} exited with code {code}; its "
-            "message is above this one; evaluate without rollout workers to see more"
-        )
-    answer: dict[str, Any] = json.loads(path.read_text())
-    path.unlink()
-    if "error" in answer:
-        raise LearningFailed(answer["error"])
-    return answer["numbers"]  # type: ignore[no-any-return]
-
-
-def _end_with_stdin() -> None:
-    """End this process when the one that started it closes the pipe, or ends."""
-    os.read(sys.stdin.fileno(), 1)
-    os._exit(1)
+class _PartLost(Exception):
+    """The process of a part ended; the message states how."""
 
 
 def main() -> None:
-    """Evaluate the part of which stdin has the request."""
-    request = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    """Evaluate the part that the process of the trial requests."""
+    connection = parent_connection(close_s=0.0)
+    request, _ = receive(connection)
     trial = Trial(trial_no=request["trial_no"], values=request["values"], seed=request["seed"])
     answer: dict[str, Any]
     try:
@@ -450,7 +423,7 @@ def main() -> None:
         answer = {"numbers": dict(numbers)}
     except UnderstudyError as error:
         answer = {"error": str(error)}
-    write_file(Path(request["answer"]), json.dumps(answer).encode())
+    send(connection, answer)
 
 
 if __name__ == "__main__":

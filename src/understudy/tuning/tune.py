@@ -87,13 +87,17 @@ def tune(
             "no study was given; pass its file, such as study.toml, or resume one: out=DIR, "
             "resume=True"
         )
+    kept = sorted({*changes} - {"slots", "max_trials"} | ({"level"} if level else set()))
+    if config is None and kept:
+        raise ConfigError(
+            f"a resumed study keeps its {joined(kept)}; omit it, or start another study with its "
+            "file"
+        )
     folder = _folder(config, out, resume=resume)
-    is_new = not (folder / NAME).exists()
-    if is_new and config is None:
+    if _is_new(folder) and config is None:
         raise ConfigError(f"{folder} is not a study; give the folder that 'tune' printed")
-    if is_new and folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty; give another folder, or resume the study in it")
     with FileLock(folder / ".lock", what="the study", timeout_s=LOCK_S) as lock:
+        is_new = _is_new(folder)  # another process may have created it since
         try:
             if is_new:
                 assert config is not None
@@ -129,11 +133,17 @@ def _folder(config: StudyConfig | None, out: str | Path | None, *, resume: bool)
     return before if resume else path
 
 
+def _is_new(folder: Path) -> bool:
+    """Whether there is no study in the folder; ConfigError if there is anything else."""
+    is_new = not (folder / NAME).exists()
+    if is_new and folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty; give another folder, or resume the study in it")
+    return is_new
+
+
 def _has_leases(folder: Path) -> bool:
     path = folder / NAME
-    return path.exists() and any(
-        record.slot is not None or record.result for record in read_journal(path).state.records
-    )
+    return path.exists() and bool(read_journal(path).state.leases)
 
 
 def _created(config: StudyConfig, folder: Path) -> StudyConfig:
@@ -184,7 +194,7 @@ def _run(
             notes.append(f"{journal.path}: an unfinished line at the end was cut off")
         max_trials = state.max_trials or config.max_trials
         if trials is not None and trials != max_trials:
-            if trials < len(state.records):
+            if trials < max(1, len(state.records)):
                 raise ConfigError(
                     f"trials is {trials}, and {folder} has {len(state.records)} trials; give more "
                     "to extend it"
@@ -257,6 +267,8 @@ def _num_slots(
     )
     per_slot = max(1, config.slots.rollout_workers)
     fit = max(1, cores // per_slot)
+    if requested is not None and requested < 1:
+        raise ConfigError(f"slots is {requested}; give a whole number from 1")
     num_slots = min(requested or config.slots.slots, config.search.lag)
     has = f"this machine has {cores} {plural(cores, 'core')}"
     if oversubscribe or config.slots.engine != "local":
@@ -324,12 +336,11 @@ def _write_best(result: StudyResult) -> None:
 def _write_seed_results(result: StudyResult, study_id: str) -> None:
     """Write the results in RLiable's format beside the model, if the study is from its files."""
     config = result.config
-    mdl_file = config.trainable.config.get("mdl_file")
-    if mdl_file is None or config.trainable.config.get("is_seed") is False:
+    if not config.trainable.config.get("is_seed"):
         return
     is_parallel = config.slots.slots > 1 or config.slots.rollout_workers > 0
     kind = "parallel_cv_2" if is_parallel else "single_cv"
-    path = Path(mdl_file).parent / f"{kind}-{study_id}.json"
+    path = Path(config.trainable.config["mdl_file"]).parent / f"{kind}-{study_id}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(seed_results(config, result.trials), indent=1) + "\n"
     write_file(path, text.encode(), mode=0o644)

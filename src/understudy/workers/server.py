@@ -423,7 +423,7 @@ class WorkersApi:
         while True:
             await asyncio.sleep(min(_EXPIRE_EVERY_S, self._leases.lease_s / 4))
             for lease in self._leases.expire():
-                self._in_flight.pop(lease, None)
+                self._forget(lease)
                 self.messages.append(
                     f"worker {lease.index} was silent for {self._leases.lease_s:g} s and lost its "
                     "place"

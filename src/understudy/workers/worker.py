@@ -64,6 +64,7 @@ _HEAR_EVERY_S = 2.0
 """How often a worker whose round takes long asks if the run is over; less than `finish` waits."""
 _NO_VERSION = 10**15 - 1
 _LEAVE_S = 3.0
+_CHECK_EVERY_S = 0.1
 _REFUSED = ("no_key", "wrong_key", "wrong_scope", "revoked_key", "expired_key")
 _OF_PROXY = ("status_502", "status_503", "status_504")
 """Answers of a proxy for a learner that is away."""
@@ -596,11 +597,14 @@ class _Sender:
         self._put("results", canonical_json(asdict(results)), len(returns))
 
     def _put(self, route: str, body: bytes, number: int) -> None:
-        """`number`: steps of a round, or returns."""
-        while not self._stop.is_set():
+        """`number`: steps of a round, or returns. A round that ends after `stop` is sent, too."""
+        is_stopped = False
+        while not is_stopped:
             self._failure.check()
+            is_stopped = self._stop.is_set()
             with contextlib.suppress(queue.Full):
-                self._waiting.put((route, body, number), timeout=0.1)
+                timeout_s = _LEAVE_S if is_stopped else _CHECK_EVERY_S
+                self._waiting.put((route, body, number), timeout=timeout_s)
                 return
 
     def _run(self) -> None:
