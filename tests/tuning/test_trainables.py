@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from understudy.cli.root import run
 from understudy.core.errors import ConfigError, LearningFailed
 from understudy.training.folder import RunFolder
 from understudy.tuning.base_file import evaluate_base, train_base
@@ -275,7 +276,7 @@ def test_rows_that_are_no_json_are_one_clear_line(tmp_path):
 # --- A single training from the base file ---------------------------------------------------------
 
 
-def test_a_base_file_is_trained_and_evaluated_once(tmp_path, monkeypatch):
+def test_a_base_file_is_trained_and_evaluated_once(tmp_path, monkeypatch, capsys):
     shutil.copytree(SEED, tmp_path / "seed")
     monkeypatch.chdir(tmp_path / "seed")
     path = Path("config/config_count.json")
@@ -284,6 +285,10 @@ def test_a_base_file_is_trained_and_evaluated_once(tmp_path, monkeypatch):
     assert evaluate_base(path) == trained
     Path("rows.jsonl").write_text('{"x": 20}\n{"x": 23}\n')
     assert evaluate_base(path, environment="rows.jsonl") == {"reward": 0.5}
+    assert run(["tune", "train", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == trained
+    assert run(["tune", "evaluate", str(path), "--environment", "rows.jsonl"]) == 0
+    assert capsys.readouterr().out == "reward  0.5\n"
 
     base = json.loads(Path("config/config_dqn.json").read_text())
     path = Path("config/small.json")

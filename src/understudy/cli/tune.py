@@ -32,6 +32,7 @@ from understudy.cli.options import (
 from understudy.cli.training_view import format_duration
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull
 from understudy.training.settings import BEST
+from understudy.tuning.base_file import evaluate_base, train_base
 from understudy.tuning.journal import Row
 from understudy.tuning.result import (
     Finalist,
@@ -307,6 +308,48 @@ def compare(folder: Path, other: Path, as_json: bool) -> int:
         "studies": [study.to_json() for study in studies],
     }
     return finish(fields, as_json=as_json)
+
+
+@tune.command(
+    "train",
+    epilog=examples(
+        "understudy tune train config/config_dqn.json",
+        "understudy tune train config/config_count.json --seed 3",
+    ),
+)
+@click.argument("file", type=PATH)
+@click.option("--seed", type=int, default=0, help="Random seed (default 0).")
+@json_option
+def train_once(file: Path, seed: int, as_json: bool) -> int:
+    """Train once what RLiable's base file FILE describes, and save it at its mdl_file."""
+    import_from_here()
+    return _print_metrics(train_base(file, seed=seed), as_json=as_json)
+
+
+@tune.command(
+    "evaluate",
+    epilog=examples(
+        "understudy tune evaluate config/config_dqn.json",
+        "understudy tune evaluate config/config_count.json --environment other.jsonl",
+    ),
+)
+@click.argument("file", type=PATH)
+@click.option(
+    "--environment", metavar="ENV", help="Another env, or file of rows (default: the file's)."
+)
+@click.option("--seed", type=int, default=0, help="Random seed of a class of your own (default 0).")
+@json_option
+def evaluate_once(file: Path, environment: str | None, seed: int, as_json: bool) -> int:
+    """Evaluate what `tune train` saved."""
+    import_from_here()
+    return _print_metrics(evaluate_base(file, environment=environment, seed=seed), as_json=as_json)
+
+
+def _print_metrics(metrics: Mapping[str, float], *, as_json: bool) -> int:
+    out = results(as_json=as_json)
+    for name, value in metrics.items():
+        out.print(f"{escape(name)}  {value:.6g}")
+    return finish(metrics, as_json=as_json)
 
 
 def _run(study: Path | None, *, as_json: bool, **options: Any) -> int:
