@@ -11,13 +11,17 @@ width (20, 100, 400) and the batch (32, 64).
 
 The time is that of a whole study of a fixed number of trials: it includes the start of the two
 processes, their imports, every compilation (the compilation cache begins empty) and all tests.
-Ours plays 20 episodes in an evaluation and 100 in the final test; peers play E1's 20. Peers have
-two processes, too, and run fewer trials of the same space in the same round: Optuna on a journal,
-and Ray Tune, both with Stable-Baselines3.
+Peers have two processes, too, and run fewer trials of the same space in the same round: Optuna on a
+journal, and Ray Tune, both with Stable-Baselines3.
+
+Overhead: the whole command `understudy tune` with one trial that does nothing, and what each
+further one costs.
 """
 
+import inspect
 import os
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -36,6 +40,7 @@ from bench.contestants import Contestant, ContestantError, Process  # noqa: E402
 from bench.figures import Figure, Findings, Ratio, all_of  # noqa: E402
 from bench.one_pass import run_once  # noqa: E402
 from understudy.tuning.lanes import Lanes  # noqa: E402
+from understudy.tuning.result import load_study  # noqa: E402
 from understudy.tuning.space import read_space  # noqa: E402
 from understudy.tuning.study_file import SearchConfig, SlotsConfig, StudyConfig  # noqa: E402
 from understudy.tuning.trial import TrainableSpec, Trial  # noqa: E402
@@ -50,6 +55,10 @@ LIMITED = 200.0
 """The largest return."""
 KS_LIMIT = 1.63
 """Of the Kolmogorov-Smirnov distance times sqrt(n / 2), at a level of 1 %."""
+START_GOAL_S = 1.0
+TRIAL_GOAL_MS = 5.0
+EPISODES = 20
+"""Of the final test, which is E1's."""
 GAME = "CartPole-v0"
 HIDDEN = (20, 100, 400)
 BATCHES = (32, 64)
@@ -96,7 +105,9 @@ def main() -> int:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     # Each process computes in one thread.
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    return run_once("tune", about=__doc__, sizes=SIZES, parts={"E1": e1, "alone": alone})
+    return run_once(
+        "tune", about=__doc__, sizes=SIZES, parts={"overhead": overhead, "E1": e1, "alone": alone}
+    )
 
 
 def settings_of(size: Size) -> dict[str, Any]:
@@ -117,7 +128,8 @@ def settings_of(size: Size) -> dict[str, Any]:
         "huber_delta": 1e6,
         "epsilon": {"start": 1.0, "end": 0.05, "until": 0.2},
         "eval_every": size.iterations,
-        "eval_episodes": 20,
+        "eval_episodes": EPISODES,
+        "test_episodes": EPISODES,
         "checkpoint_every": size.iterations,
     }
 
@@ -128,8 +140,87 @@ def config_of(size: Size) -> dict[str, Any]:
         "algorithm": "dqn",
         "preset": None,
         "settings": settings_of(size),
+        "is_seed": False,
         "lanes": LANES,
     }
+
+
+# --- Overhead: trials that do nothing -------------------------------------------------------------
+
+
+class Nothing:
+    """A class of a user's, in RLiable's form."""
+
+    def __init__(self, sc: Any, cfg: Mapping[str, Any]) -> None:
+        self._x = cfg["hp_params"]["x"]
+
+    def train(self, rows: Any) -> None:
+        """Nothing is learned."""
+
+    def evaluate(self, rows: Any) -> float:
+        return float(self._x)
+
+
+NOTHING = """
+[study]
+class = "nothing:Nothing"
+environment = "rows.csv"
+max_trials = {trials}
+[space]
+x = {{ min = 0.0, max = 1.0 }}
+[search]
+test_seeds = 0
+"""
+
+
+def overhead(folder: Path, size: Size, findings: Findings) -> None:
+    """Seconds of the command with one empty trial, and milliseconds of each further one."""
+    folder.mkdir()
+    (folder / "rows.csv").write_text("x\n1\n")
+    (folder / "nothing.py").write_text(
+        f"from typing import Any, Mapping\n{inspect.getsource(Nothing)}"
+    )
+    n_trials = 1_000 if size.name == "full" else 20
+    starts_s: list[float] = []
+    trials_ms: list[float] = []
+    n_done = 0
+    for number in range(3):
+        seconds = []
+        for trials in (1, n_trials):
+            (folder / "study.toml").write_text(NOTHING.format(trials=trials))
+            out = folder / f"{number}-{trials}"
+            command = ["tune", "study.toml", "--slots", str(CORES), "--out", str(out)]
+            began_s = time.monotonic()
+            subprocess.run(
+                [sys.executable, "-m", "understudy.cli.main", *command],
+                cwd=folder,
+                check=True,
+                capture_output=True,
+            )
+            seconds.append(time.monotonic() - began_s)
+            n_done += len(load_study(out).trials)
+        starts_s.append(seconds[0])
+        trials_ms.append((seconds[1] - seconds[0]) / (n_trials - 1) * 1_000)
+    gate = all_of(("every trial is in the journal", n_done == 3 * (1 + n_trials)))
+    findings.figures += [
+        Figure(
+            name="a study with one empty trial: the whole command",
+            unit="s",
+            values=starts_s,
+            gate=gate,
+            goal=START_GOAL_S if size.name == "full" else None,
+            more_is_better=False,
+            bound_by="the imports of two interpreters",
+        ),
+        Figure(
+            name="a further empty trial",
+            unit="ms",
+            values=trials_ms,
+            gate=gate,
+            goal=TRIAL_GOAL_MS if size.name == "full" else None,
+            more_is_better=False,
+        ),
+    ]
 
 
 # --- E1: trials per hour --------------------------------------------------------------------------
@@ -305,14 +396,15 @@ def alone(folder: Path, size: Size, findings: Findings) -> None:
 
     hidden = size.hidden[-1] // 4
     values = {"learning_rate": 4e-3, "discount": 0.97, "batch": size.batches[-1]}
-    fixed = {**settings_of(size), **values, "widths": [hidden]}
+    per_insert = float(size.batches[-1])  # one update per step
+    fixed = {**settings_of(size), **values, "widths": [hidden], "samples_per_insert": per_insert}
     config = {**config_of(size), "settings": fixed, "folder": str(folder / "study")}
     began_s = time.monotonic()
     result = tune(
         StudyConfig(
             name="alone",
             space=read_space({"learning_rate": [4e-3]}),
-            trainable=TrainableSpec(path="bench.tune:E1Lanes", config=config),
+            trainable=TrainableSpec(path="understudy.tuning.lanes:Lanes", config=config),
             max_trials=size.seeds,
             search=SearchConfig(lag=size.seeds, test_seeds=0),
             slots=SlotsConfig(slots=CORES, lanes=LANES),
@@ -325,7 +417,7 @@ def alone(folder: Path, size: Size, findings: Findings) -> None:
         train(
             GAME,
             algorithm="dqn",
-            settings={**fixed, "samples_per_insert": float(size.batches[-1])},
+            settings=fixed,
             seed=1_000 + seed,
             until=np.inf,
             out=folder / f"run{seed}",
