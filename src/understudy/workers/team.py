@@ -34,7 +34,7 @@ from understudy.workers.wire import KEY_VARIABLE, PORT, RunInfo, key_in, read_ke
 HOST = "127.0.0.1"
 _REPORT_EVERY_S = 1.0
 _STOP_S = 10.0
-_TELL_S = 3.0
+_END_NOTICE_S = 3.0
 """How long the server remains after the run, so that every worker hears of its end."""
 
 
@@ -292,7 +292,7 @@ class WorkerTeam:
     def finish(self) -> None:
         """Tell the workers that the run is over, so that they end; waits for those that play."""
         self.api.end("run_over")
-        self.api.all_have_left.wait(_TELL_S)
+        self.api.all_have_left.wait(_END_NOTICE_S)
 
     def close(self) -> None:
         self._server.stop()

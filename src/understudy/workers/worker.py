@@ -60,7 +60,7 @@ MAX_WAIT_S = 3.0
 _POLL_S = 10.0
 _POLL_EVERY_S = 0.05
 """The least time between two versions, so that many workers do not occupy the learner."""
-_HEAR_EVERY_S = 2.0
+_LEARNER_CHECK_S = 2.0
 """How often a worker whose round takes long asks if the run is over; less than `finish` waits."""
 _NO_VERSION = 10**15 - 1
 _LEAVE_S = 3.0
@@ -517,7 +517,7 @@ class _Weights:
 
     def _run(self) -> None:
         while not self._is_closed.wait(_POLL_EVERY_S):
-            is_taken = self._is_taken.wait(min(_HEAR_EVERY_S, self._poll_s))
+            is_taken = self._is_taken.wait(min(_LEARNER_CHECK_S, self._poll_s))
             after = _NO_VERSION
             wait_s = 0.0
             if is_taken:
