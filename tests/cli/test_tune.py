@@ -5,17 +5,21 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+import understudy
 from understudy.cli.root import run
 from understudy.cli.tune import StudyProgress, _progress_bar, _progress_line
+from understudy.core.log import FileLock
 from understudy.tuning.journal import Row
 from understudy.tuning.study import StudyStarted, TrialEnded
 from understudy.tuning.trial import Metric, Trial, TrialResult
+from understudy.tuning.tune import LOCK, tune
 
 
 @pytest.fixture
@@ -109,7 +113,7 @@ def test_a_study_is_exported_for_optuna_once(grid: Path, capsys: pytest.CaptureF
     assert run(["tune", "export", out, "--optuna", str(target)]) == 0
     assert f"open it with: optuna-dashboard {target}" in capsys.readouterr().out
     assert run(["tune", "export", out, "--optuna", str(target)]) == 2
-    assert "has a study Small already" in capsys.readouterr().err
+    assert "already has a study named 'Small'" in capsys.readouterr().err
 
 
 def test_settings_of_a_study_are_set_by_flags(grid: Path, capsys: pytest.CaptureFixture[str]):
@@ -207,6 +211,7 @@ def test_the_view_shows_progress_the_time_left_and_the_incumbent():
             rows=rows[:2],
             best=rows[1],
             slots=1,
+            is_test=False,
             notes=(),
         )
     )
@@ -221,6 +226,32 @@ def test_the_view_shows_progress_the_time_left_and_the_incumbent():
     with view.capture() as captured:
         view.print(_progress_bar(progress))
     assert "30 s left" in captured.get()
+    assert progress.started is not None
+    progress.handle_event(replace(progress.started, is_test=True))
+    assert "; the best trials again, on held-out seeds" in _progress_line(progress)
+
+
+def test_a_running_study_is_shown_as_running(grid: Path, capsys: pytest.CaptureFixture[str]):
+    out = grid.parent / "S"
+    tune(str(grid), out=out, trials=2, on_event=lambda event: understudy.Stop)
+    with FileLock(out / LOCK, what="the study"):
+        assert run(["tune", "show", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "0 of 2 trials; running" in text
+    assert "next:" not in text
+    assert "no trial can be the best" not in text
+    assert run(["tune", "show", str(out)]) == 0
+    assert "0 of 2 trials; not finished" in (text := capsys.readouterr().out)
+    assert f"next: understudy tune resume {out}" in text
+
+
+def test_a_study_without_a_best_trial_exits_with_1(grid: Path, capsys: pytest.CaptureFixture[str]):
+    base = json.loads((grid.parent / "base.json").read_text())
+    base["class"] = "tests.tuning.classes:Answers"
+    base["hp_params"] = {"raise_in": "train"}
+    (grid.parent / "base.json").write_text(json.dumps(base))
+    assert run(["tune", str(grid), "--out", str(grid.parent / "S")]) == 1
+    assert "no trial can be the best: each one failed" in capsys.readouterr().out
 
 
 def _row(number: int) -> Row:

@@ -102,7 +102,9 @@ def test_nothing_in_a_storage_is_replaced(tmp_path: Path):
     file = str(tmp_path / "trials.log")
     export_optuna(study_of(2), file)
     before = Path(file).read_bytes()
-    with pytest.raises(ConfigError, match="has a study study already; give another --name or"):
+    with pytest.raises(
+        ConfigError, match="already has a study named 'study'; give another --name or"
+    ):
         export_optuna(study_of(3), file)
     assert Path(file).read_bytes() == before
     export_optuna(study_of(3, leases=False), file, name="second")
@@ -175,4 +177,9 @@ def test_the_table_has_one_line_per_trial(tmp_path: Path):
         assert line["metrics.reward"] == str(ended.metrics.get("reward", ""))
         assert (line["error"], line["reports"]) == (ended.error, "2")
     with pytest.raises(StorageFailed, match="give another --csv file"):
-        export_csv(result, tmp_path)
+        export_csv(result, path / "trials.csv")
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text("{}")
+    with pytest.raises(ConfigError, match=r"does not end in \.csv, so it is not replaced"):
+        export_csv(result, journal)
+    assert journal.read_text() == "{}"

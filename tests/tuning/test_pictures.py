@@ -174,7 +174,7 @@ def test_a_study_with_one_trial_is_drawn(changes: dict[str, Any], expected: list
 
 
 def test_of_ten_thousand_trials_some_lines_are_drawn_and_the_charts_say_so():
-    pictures = {each.name: each for each in charts(result_of(10_000, reports=1))}
+    pictures = {each.name: each for each in charts(result_of(10_000, reports=2))}
     assert f"{MAX_LINES} trials of" in pictures["parallel"].caption
     assert f"Lines: {MAX_LINES} of 10000 trials" in pictures["rungs"].caption
     for name in ("history", "slots"):

@@ -168,3 +168,14 @@ def test_studies_are_compared_by_their_tests(tmp_path: Path):
     cost = tune(study(tmp_path / "cost", metric=Metric(name="cost", criteria="min"), test_seeds=5))
     with pytest.raises(ConfigError, match=r"metric reward \(max\), and .* cost \(min\)"):
         compare_studies(one, cost)
+
+
+def test_trials_without_an_update_are_named(tmp_path: Path):
+    study_of = load_study(tune(study(tmp_path / "s", max_trials=2)).folder)
+    assert study_of.warnings == []
+    rows = [
+        Row(row.trial, replace(row.result, metrics={**row.result.metrics, "updates": updates}))
+        for row, updates in zip(study_of.trials, (0.0, 3.0), strict=True)
+    ]
+    (warning,) = replace(study_of, trials=rows).warnings
+    assert warning.startswith("1 of 2 trials ended before their first update")

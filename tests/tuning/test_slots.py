@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.tuning.cheap import Fragile, Impossible, Lanes, Quadratic
-from understudy.tuning.slots import LocalSlot, LocalSlots, SlotLost, slot_request
+from understudy.tuning.slots import LocalSlot, LocalSlots, SlotLost, error_line, slot_request
 from understudy.tuning.trial import TrainableSpec
 
 
@@ -171,3 +171,7 @@ def test_lanes_run_several_trials_and_each_has_its_own_end(tmp_path: Path):
         assert slot.receive()["state"] == "done"
         slot.send({"do": "bucket", "trial": {"trial_no": 5, "values": {"width": 64}, "seed": 0}})
         assert slot.receive()["error"] == "ValueError: no program has this width"
+
+
+def test_an_error_is_one_line_of_printable_characters():
+    assert error_line(ValueError("bad \x1b[31m\nvalue\t!")) == "ValueError: bad ?[31m value !"

@@ -12,7 +12,7 @@ import pytest
 from understudy.cli.root import run
 from understudy.core.errors import ConfigError, LearningFailed
 from understudy.training.folder import RunFolder
-from understudy.tuning.base_file import evaluate_base, train_base
+from understudy.tuning.base_file import custom_class, evaluate_base, train_base
 from understudy.tuning.rows import read_rows
 from understudy.tuning.study_file import read_study
 from understudy.tuning.trainables import AlgorithmTrainable, CustomTrainable
@@ -226,8 +226,8 @@ def test_evaluate_may_return_a_number_a_pair_or_numbers_by_name(tmp_path, return
         ({"returns": "exit"}, "Answers.evaluate raised SystemExit: 3"),
         ({"returns": "nan"}, "Answers.evaluate returned nan as reward; return finite numbers"),
         ({"returns": "other"}, "Answers.evaluate returned loss, but the study's metric is reward"),
-        ({"returns": "text"}, "Answers.evaluate returned 'good'; return a number"),
-        ({}, "Answers.evaluate returned none; return a number"),
+        ({"returns": "text"}, "Answers.evaluate returned 'good' as reward; return a number"),
+        ({}, "Answers.evaluate returned none as reward; return a number"),
     ],
 )
 def test_an_error_of_the_users_class_names_class_and_method(tmp_path, values, message):
@@ -271,6 +271,26 @@ def test_rows_that_are_no_json_are_one_clear_line(tmp_path):
         read_rows(path)
     with pytest.raises(ConfigError, match=r"none.csv cannot be read"):
         read_rows(tmp_path / "none.csv")
+
+
+class OneArgument:
+    def __init__(self, cfg: Any) -> None: ...
+
+    def train(self, data: Any) -> None: ...
+
+    def evaluate(self, data: Any) -> float:
+        return 0.0
+
+
+def test_a_class_that_cannot_be_created_with_a_context_and_a_config_is_refused():
+    with pytest.raises(ConfigError, match=r"cannot be created with \(sc, cfg\)"):
+        custom_class(f"{__name__}:OneArgument")
+
+
+def test_an_algorithm_that_cannot_learn_the_game_is_refused_before_any_trial():
+    config = {"game": "Pendulum-v1", "algorithm": "dqn", "preset": None}
+    with pytest.raises(ConfigError, match="dqn needs one Discrete action"):
+        AlgorithmTrainable(config)
 
 
 # --- A single training from the base file ---------------------------------------------------------

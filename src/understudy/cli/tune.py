@@ -31,6 +31,7 @@ from understudy.cli.options import (
 )
 from understudy.cli.training_view import format_duration
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull
+from understudy.core.log import is_locked
 from understudy.training.settings import BEST
 from understudy.tuning.base_file import evaluate_base, train_base
 from understudy.tuning.journal import Row
@@ -50,6 +51,7 @@ from understudy.tuning.study import (
     TrialEnded,
     TrialStarted,
 )
+from understudy.tuning.tune import LOCK
 from understudy.tuning.tune import tune as tune_study
 
 _LINE_EVERY_S = 5.0
@@ -386,7 +388,8 @@ def _run(study: Path | None, *, as_json: bool, **options: Any) -> int:
             finish({**fields, "next": command}, as_json=as_json)
         raise
     _print(results(as_json=as_json), result)
-    return finish(result.to_json(), as_json=as_json)
+    has_no_best = bool(result.ended) and result.best is None
+    return finish(result.to_json(), as_json=as_json, code=1 if has_no_best else 0)
 
 
 # --- The view of a running study ------------------------------------------------------------------
@@ -436,6 +439,8 @@ class StudyProgress:
     @property
     def best_text(self) -> str:
         """The incumbent: the best trial so far."""
+        if self.started is not None and self.started.is_test:
+            return "the best trials again, on held-out seeds"
         if self.started is None or self.best is None:
             return "no best trial yet"
         name = self.started.metric.name
@@ -509,17 +514,27 @@ def _print(out: Console, result: StudyResult) -> None:
     counts = [
         f"{states.count(state)} {state}" for state in ("stopped", "failed") if state in states
     ]
-    counts_text = ", ".join([count_of(len(states), "trial"), *counts])
-    lines = [f"{counts_text}; {escape(result.ended) if result.ended else 'not finished'}"]
-    if not best:
+    is_running = is_locked(result.folder / LOCK)
+    if result.ended:
+        lines = [", ".join([f"{count_of(len(states), 'trial')}", *counts])]
+        lines[0] += f"; {escape(result.ended)}"
+    else:
+        lines = [", ".join([f"{len(states)} of {count_of(result.max_trials, 'trial')}", *counts])]
+        lines[0] += "; running" if is_running else "; not finished"
+    if len(best) < len(states):
+        lines[0] += f"; the table has the best {len(best)}" if best else ""
+    lines += [f"[yellow]note[/] {warning}" for warning in result.warnings]
+    if states and not best:
         lines.append("no trial can be the best: each one failed, or is outside a constraint")
     if result.test is not None:
         out.print(_held_out_table(result.test.finalists))
         lines[:0] = map(escape, result.test.summary)
-    elif result.ended and not result.is_finished:
+    elif result.ended and not result.is_finished and not is_running:
         lines.append("the best trials were not yet trained on all held-out seeds")
     lines.append(f"study   {escape(str(result.folder))}")
-    if not result.is_finished:
+    if is_running:
+        pass
+    elif not result.is_finished:
         lines.append(f"next: understudy tune resume {escape(shlex.quote(str(result.folder)))}")
     elif (result.folder / BEST).exists():
         game = shlex.quote(str(result.config.trainable.config["game"]))

@@ -1,5 +1,6 @@
 """RLiable's base file: a class, its environment and its settings; train and evaluate it once."""
 
+import inspect
 import json
 import math
 import re
@@ -102,6 +103,13 @@ def custom_class(name: str) -> dict[str, str]:
         raise ConfigError(
             f"class {name} has no method {joined(missing)}; define train(data) and evaluate(data)"
         )
+    try:
+        inspect.signature(kind).bind(None, {})
+    except TypeError as error:
+        raise ConfigError(
+            f"class {name} cannot be created with (sc, cfg): {error}; define __init__(self, sc, "
+            "cfg), of which cfg has the settings in hp_params"
+        ) from None
     return {"path": path, "metric": "reward"}
 
 

@@ -254,6 +254,8 @@ def _slices(study: StudyArrays) -> Picture | None:
                 else:
                     margin = 0.04 * (dimension.high - dimension.low) or 1.0
                     axes.set_xlim(dimension.low - margin, dimension.high + margin)
+                    if dimension.is_integer:
+                        axes.xaxis.get_major_locator().set_params(integer=True)
             _scatter(axes, study, x, study.values)
             if study.best is not None:
                 axes.plot(x[study.best], study.values[study.best], "*", color=BEST, ms=12)
@@ -267,7 +269,9 @@ def _slices(study: StudyArrays) -> Picture | None:
         name="slices",
         title="Slices",
         caption="Every trial by each of its settings. The star is the best trial; grey trials were "
-        "stopped early, and show their last report." + outside + study.left_out,
+        "stopped early, and show their last report. Trials with the same choice are side by side."
+        + outside
+        + study.left_out,
         draw=draw,
         height_in=0.3 + 2.3 * n_rows,
     )
@@ -279,6 +283,8 @@ def _parallel(study: StudyArrays) -> Picture | None:
         return None
     chosen = study.some(done.tolist())
     low, high, _ = study.limits(study.values[done])
+    low = max(low, float(study.values[done].min()))
+    high = max(min(high, float(study.values[done].max())), low + 1e-9)
     n_axes = len(study.dimensions) + 1
 
     def draw(figure: "Figure") -> None:
@@ -340,7 +346,7 @@ def _parallel(study: StudyArrays) -> Picture | None:
 
 def _rungs(study: StudyArrays) -> Picture | None:
     reported = [index for index, row in enumerate(study.rows) if row.result.reports]
-    if not reported:
+    if max((len(row.result.reports) for row in study.rows), default=0) < 2:
         return None
     chosen = study.some([index for index in reported if np.isfinite(study.values[index])])
     shown = np.array(
@@ -475,7 +481,8 @@ def _slots(study: StudyArrays) -> Picture | None:
         caption="Which slot ran a trial when; a thin line separates trials. "
         f"{len(names)} {plural(len(names), 'place was', 'places were')} in use "
         f"{100 * busy:.0f} % of the time. Times in which no trial ran are cut out, also those in "
-        "which slots started; work that ended with a kill of the study is not drawn.",
+        "which slots started; a slot's first trial includes imports and compilation. Work that "
+        "ended with a kill of the study is not drawn.",
         draw=draw,
         height_in=2.2 + min(4.0, 0.22 * n_rows),
     )

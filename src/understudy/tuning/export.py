@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from understudy.tuning.study_file import StudyConfig
 
 
 def export_csv(result: StudyResult, path: Path) -> None:
-    """Write one line per trial; a file of this name is replaced.
+    """Write one line per trial; a CSV file of this name is replaced, another file never.
 
     Settings have the prefix `values.`, metrics `metrics.`.
     """
+    check_replaceable(path, (".csv",), flag="--csv")
     settings = list(result.config.space.dimensions)
     metrics = sorted({name for row in result.trials for name in row.result.metrics})
     out = io.StringIO()
@@ -52,6 +53,15 @@ def export_csv(result: StudyResult, path: Path) -> None:
         write_file(path, out.getvalue().encode(), mode=0o644)
     except OSError as error:
         raise storage_error(error, f"writing {path}", then="give another --csv file") from error
+
+
+def check_replaceable(path: Path, suffixes: Sequence[str], *, flag: str) -> None:
+    """ConfigError if a file is there whose name does not end as such files do."""
+    if path.exists() and path.suffix.lower() not in suffixes:
+        raise ConfigError(
+            f"{path} exists, and its name does not end in {suffixes[0]}, so it is not replaced; "
+            f"give another {flag} file"
+        )
 
 
 def _plain(value: Any) -> Any:
@@ -85,8 +95,8 @@ def export_optuna(result: StudyResult, target: str, *, name: str = "") -> str:
             storage, address = _open_storage(target)
             if name in optuna.get_all_study_names(storage):
                 raise ConfigError(
-                    f"{_shown(target)} has a study {name} already; give another --name or another "
-                    f"file, or delete it there: optuna delete-study --study-name "
+                    f"{_shown(target)} already has a study named {name!r}; give another --name or "
+                    f"another file, or delete it there: optuna delete-study --study-name "
                     f"{shlex.quote(name)} --storage {_shown(address)}"
                 )
             is_max = result.config.metric.criteria == "max"

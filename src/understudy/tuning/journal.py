@@ -147,8 +147,9 @@ def read_journal(path: Path) -> Read:
     try:
         raw = path.read_bytes()
     except OSError as error:
+        why = "it has no journal" if isinstance(error, FileNotFoundError) else error.strerror
         raise ConfigError(
-            f"{path.parent} is not a study ({error}); give the folder that 'tune' printed"
+            f"{path.parent} is not a study ({why}); give the folder that 'tune' printed"
         ) from None
     state = StudyState()
     at = 0

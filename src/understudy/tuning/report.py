@@ -14,9 +14,10 @@ from typing import Any
 from understudy.core.log import make_folder, storage_error, write_file
 from understudy.core.plural import plural
 from understudy.tuning.charts import charts
+from understudy.tuning.export import check_replaceable
 from understudy.tuning.journal import Row
 from understudy.tuning.pictures import INK, PAPER, Drawn, draw
-from understudy.tuning.result import StudyResult
+from understudy.tuning.result import StudyResult, interval_text
 
 MAX_TABLE_ROWS = 10_000
 """A browser shows so many without delay."""
@@ -69,8 +70,10 @@ def write_report(
 ) -> list[Path]:
     """Write the page, and a PNG file of each chart into the folder; return what was written.
 
-    Files of these names are replaced.
+    Pages and pictures of these names are replaced, other files never.
     """
+    if html is not None:
+        check_replaceable(html, (".html", ".htm"), flag="--html")
     drawn = [draw(picture) for picture in charts(result)]
     files: list[tuple[Path, bytes]] = []
     if html is not None:
@@ -124,25 +127,32 @@ def _themed(drawn: Drawn) -> str:
 
 def _summary(result: StudyResult) -> list[str]:
     config = result.config
-    states = [row.result.state for row in result.trials]
-    counts = [f"{states.count(state)} {state}" for state in ("stopped", "failed")]
-    count = len(states)
-    lines = [
-        f"{count} {plural(count, 'trial')}, {', '.join(counts)}; {result.ended or 'not finished'}"
-    ]
-    search = f"search {config.search.method}, stopping rule {config.stopping.rule}"
-    lines.append(f"{config.metric.criteria} {config.metric.name}; {search}, seed {config.seed}")
+    metric = config.metric.name
     best = result.best
+    lines = [] if result.test is None else [*result.test.summary]
     if best is not None:
         values = ", ".join(f"{name} {_cell(value)}" for name, value in best.trial.values.items())
-        value = best.result.metrics[config.metric.name]
-        lines.insert(
-            0, f"best {config.metric.name} {value:.4g} in trial {best.trial.trial_no}: {values}"
+        lines.append(
+            f"trial {best.trial.trial_no}: {values}; {metric} {best.result.metrics[metric]:.4g} in "
+            "the search"
         )
-    elif count:
-        lines.insert(0, "no trial can be the best: each one failed, or is outside a constraint")
-    test = () if result.test is None else result.test.summary
-    return [f"<p>{escape(line)}</p>" for line in (*lines, *test, *config.notes)]
+        if result.test is not None:
+            estimate = result.tested.estimate
+            lines[-1] += f", {interval_text(estimate)} on held-out seeds" if estimate else ""
+    elif result.trials:
+        lines.append("no trial can be the best: each one failed, or is outside a constraint")
+    states = [row.result.state for row in result.trials]
+    counts = [f"{states.count(state)} {state}" for state in ("stopped", "failed")]
+    planned = len(states) if result.ended else result.max_trials
+    trials = f"{planned} {plural(planned, 'trial')}, {', '.join(counts)}"
+    if not result.ended:
+        trials = f"{len(states)} of {trials}"
+    search = f"search {config.search.method}, stopping rule {config.stopping.rule}"
+    lines += result.warnings
+    lines.append(f"{trials}; {result.ended or 'not finished'}")
+    lines.append(f"{config.metric.criteria} {metric}; {search}, seed {config.seed}")
+    lines += config.notes
+    return [f"<p>{escape(line)}</p>" for line in lines]
 
 
 def _table(result: StudyResult) -> list[str]:
@@ -153,7 +163,8 @@ def _table(result: StudyResult) -> list[str]:
     others = {name for row in rows for name in row.result.metrics} - {result.config.metric.name}
     metrics = [result.config.metric.name, *sorted(others)]
     settings = list(result.config.space.dimensions)
-    heads = ["trial", "state", *metrics, *settings, "reports", "seconds", "seed", "error"]
+    heads = ["trial", "state", metrics[0], *settings, *metrics[1:]]
+    heads += ["reports", "seconds", "seed", "error"]
     n_more = len(result.trials) - len(rows)
     more = f" The first {len(rows)}; understudy tune export has all." if n_more else ""
     return [
@@ -172,8 +183,9 @@ def _row(row: Row, metrics: Sequence[str], settings: Sequence[str], *, is_best: 
     values = [
         trial.trial_no,
         result.state,
-        *(result.metrics.get(name, "") for name in metrics),
+        result.metrics.get(metrics[0], ""),
         *(trial.values[name] for name in settings),
+        *(result.metrics.get(name, "") for name in metrics[1:]),
         len(result.reports),
         round(result.seconds, 3),
         trial.seed,

@@ -173,6 +173,8 @@ class StudyResult:
     """Why the search ended; empty if it can be resumed."""
     test: WinnerTest | None = None
     """The finalists on held-out seeds; None until all of these trainings have ended."""
+    max_trials: int = 0
+    """Of the search, also if it was extended."""
     leases: Sequence[Lease] = ()
     """Which slot ran which trial of the search, and when; empty if the journal has no times."""
 
@@ -206,6 +208,15 @@ class StudyResult:
         """Whether nothing is left to do, neither in the search nor in the test."""
         return bool(self.ended) and (self.test is not None or not _has_test(self))
 
+    @property
+    def warnings(self) -> list[str]:
+        """What makes the numbers mean less than they seem to."""
+        updates = [row.result.metrics.get("updates", 1.0) for row in self.trials]
+        if not (n_untrained := updates.count(0.0)):
+            return []
+        text = f"{n_untrained} of {len(updates)} trials ended before their first update"
+        return [f"{text}, so they learned nothing; raise steps, or lower min_inserts"]
+
     def __repr__(self) -> str:
         best = self.best
         value = "none" if best is None else f"{best.result.metrics[self.config.metric.name]:g}"
@@ -234,7 +245,14 @@ def load_study(folder: str | Path) -> StudyResult:
     config = study_from_json(state.created["study"])
     is_over = state.ended and all(record.result for record in state.records)
     ended = state.ended if is_over else ""
-    result = StudyResult(folder, config, state.rows(), ended, leases=state.leases)
+    result = StudyResult(
+        folder,
+        config,
+        state.rows(),
+        ended,
+        max_trials=state.max_trials or config.max_trials,
+        leases=state.leases,
+    )
     return replace(result, test=_load_test(result))
 
 

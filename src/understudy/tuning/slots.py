@@ -33,7 +33,7 @@ from understudy.tuning.trial import (
 )
 
 Fields = Mapping[str, Any]
-_ERROR_CHARS = 500
+_ERROR_CHARS = 300
 
 
 class SlotLost(Exception):
@@ -294,8 +294,9 @@ def _failed(trial_no: int, error: BaseException, seconds: float) -> TrialResult:
 
 
 def error_line(error: BaseException) -> str:
-    """An error in one line."""
+    """An error in one line of printable characters."""
     text = " ".join(str(error).split())
+    text = "".join(each if each.isprintable() else "?" for each in text)
     if not isinstance(error, UnderstudyError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return shortened(text, _ERROR_CHARS)

@@ -17,6 +17,8 @@ from understudy.tuning.trial import Values
 
 MAX_INTEGER = 2**53
 """Integers up to this are exact as float64, which samplers compute with."""
+MAX_VALUES = 1_000
+"""Of a list: each value is checked before a study starts."""
 _DIGITS = 12
 """Significant digits of the values at the steps of an interval: 0.3, not 0.30000000000000004."""
 
@@ -33,8 +35,13 @@ class Choice:
         if not self.values:
             raise ConfigError("its list is empty; give at least one value, such as [32, 64]")
         texts = [_text(value) for value in self.values]
-        if doubled := next((text for text in texts if texts.count(text) > 1), ""):
+        if len(set(texts)) < len(texts):
+            doubled = next(text for text in texts if texts.count(text) > 1)
             raise ConfigError(f"its list has {doubled} twice; give each value once")
+        if len(texts) > MAX_VALUES:
+            raise ConfigError(
+                f"its list has {len(texts)} values; give at most {MAX_VALUES}, or min, max and step"
+            )
 
     @property
     def size(self) -> int:

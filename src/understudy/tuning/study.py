@@ -59,6 +59,8 @@ class StudyStarted:
     best: Row | None
     """Of these."""
     slots: int
+    is_test: bool
+    """Whether the trials are trainings of the best ones on held-out seeds."""
     notes: Sequence[str]
 
 

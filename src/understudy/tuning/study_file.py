@@ -250,7 +250,10 @@ def with_settings(study: StudyConfig, overrides: Mapping[str, Any]) -> StudyConf
         elif name in _NAMES:
             own[name] = value
         else:
-            raise ConfigError(f"a study has no setting {name}; {nearest(name, [*known, *_NAMES])}")
+            raise ConfigError(
+                f"a study has no setting {name}; {nearest(name, [*known, *_NAMES])} Settings of "
+                "every trial, such as steps, are under [settings] of its file"
+            )
     study = replace(
         study,
         **{
@@ -475,8 +478,8 @@ def _from_toml(path: Path) -> StudyConfig:
             )
     if missing := [section for section in ("study", "space") if section not in fields]:
         raise ConfigError(
-            f"the section {joined(missing)} is missing; give [study] with a game, and [space] with "
-            "the settings to vary"
+            f"section {joined(missing)} is missing; give [study] with a game, and [space] with the "
+            "settings to vary"
         )
     own = fields["study"]
     for key, value in own.items():
@@ -534,6 +537,8 @@ def _own_trainable(
                 "omit it"
             )
     environment, hints = resolve_environment(own[key], path.parent, own.get("class", ""))
+    if not is_rows_file(environment) and environment != own[key]:
+        raise ConfigError(f"there is no environment {own[key]}; did you mean {environment}?")
     config: dict[str, Any] = {
         "environment": environment,
         "mdl_file": own.get("mdl_file", "model"),

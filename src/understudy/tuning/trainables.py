@@ -130,8 +130,19 @@ class AlgorithmTrainable:
     metrics = METRICS
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """`config` is that of a TrainableSpec from a study file."""
+        """`config` is that of a TrainableSpec from a study file.
+
+        ConfigError if the algorithm cannot learn this game, whatever its settings are.
+        """
+        from understudy.training.env_info import GameChoice, inspect_env
+        from understudy.training.settings import TrainRequest, resolve
+
         self._config = config
+        request = TrainRequest(algorithm=config["algorithm"], preset=config["preset"])
+        with old_envs_allowed():
+            spec = inspect_env(GameChoice(game=config["game"])).spec
+            usual = resolve(request, spec)
+        usual.algorithm_type(spec, usual.config)
 
     def run(self, trial: Trial, report: OnReport) -> Mapping[str, float]:
         """Train in the trial's folder, and report each evaluation: its env steps and mean."""
@@ -290,16 +301,17 @@ class CustomTrainable:
         where = f"{type(model).__name__}.evaluate"
         if isinstance(answer, tuple | list) and len(answer) == 2:
             answer = answer[1]
-        numbers = dict(answer) if isinstance(answer, Mapping) else {metric: answer}
-        try:
-            numbers = {str(name): float(number) for name, number in numbers.items()}
-        except (TypeError, ValueError):
-            numbers = {}
-        if not numbers:
-            raise LearningFailed(
-                f"{where} returned {value_text(_short(answer))}; return a number, or (predictions, "
-                "number), or numbers by name"
-            )
+        answers = dict(answer) if isinstance(answer, Mapping) else {metric: answer}
+        numbers = {}
+        for name, value in answers.items():
+            try:
+                numbers[str(name)] = float(value)
+            except (TypeError, ValueError, OverflowError):
+                what = value_text(_short(value))
+                raise LearningFailed(
+                    f"{where} returned {what} as {name}; return a number, or (predictions, "
+                    "number), or numbers by name"
+                ) from None
         if metric not in numbers:
             raise LearningFailed(
                 f"{where} returned {joined(numbers)}, but the study's metric is {metric}; return "

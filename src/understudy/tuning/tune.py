@@ -47,6 +47,7 @@ from understudy.tuning.trainables import seed_settings
 from understudy.tuning.trial import Searcher
 
 MIN_LAG = 8
+LOCK = ".lock"
 LOCK_S = 3.0
 """How long a resumed study waits until the slots of a killed one have ended."""
 
@@ -96,7 +97,7 @@ def tune(
     folder = _folder(config, out, resume=resume)
     if _is_new(folder) and config is None:
         raise ConfigError(f"{folder} is not a study; give the folder that 'tune' printed")
-    with FileLock(folder / ".lock", what="the study", timeout_s=LOCK_S) as lock:
+    with FileLock(folder / LOCK, what="the study", timeout_s=LOCK_S) as lock:
         is_new = _is_new(folder)  # another process may have created it since
         try:
             if is_new:
@@ -136,7 +137,7 @@ def _folder(config: StudyConfig | None, out: str | Path | None, *, resume: bool)
 def _is_new(folder: Path) -> bool:
     """Whether there is no study in the folder; ConfigError if there is anything else."""
     is_new = not (folder / NAME).exists()
-    if is_new and folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
+    if is_new and folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; give another folder, or resume the study in it")
     return is_new
 
@@ -224,6 +225,7 @@ def _run(
                         rows=rows,
                         best=next(iter(ranked(config, rows)), None),
                         slots=num_slots,
+                        is_test=place != folder,
                         notes=[*config.notes, *notes] if place == folder else (),
                     )
                 )

@@ -443,7 +443,7 @@ def _explained(error: LinkFailed, url: str) -> str:
             return f"the learner at {url} does not use TLS; use http://, or give it a certificate"
         hint = ""
         if "closed connection without response" in reason and url.startswith("http://"):
-            hint = "; use https:// if it has a certificate"
+            hint = "; if it never answered: use https:// if it has a certificate"
         return f"the learner at {url} is away ({reason}){hint}"
     if error.code in _OF_PROXY:
         return f"the learner at {url} is away (status {error.code.removeprefix('status_')})"
