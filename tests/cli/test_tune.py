@@ -233,15 +233,15 @@ def test_the_view_shows_progress_the_time_left_and_the_incumbent():
 
 def test_a_running_study_is_shown_as_running(grid: Path, capsys: pytest.CaptureFixture[str]):
     out = grid.parent / "S"
-    tune(str(grid), out=out, trials=2, on_event=lambda event: understudy.Stop)
+    tune(str(grid), out=out, trials=50, on_event=lambda event: understudy.Stop)
     with FileLock(out / LOCK, what="the study"):
         assert run(["tune", "show", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "0 of 2 trials; running" in text
+    assert "of 50 trials; running" in text
     assert "next:" not in text
     assert "no trial can be the best" not in text
     assert run(["tune", "show", str(out)]) == 0
-    assert "0 of 2 trials; not finished" in (text := capsys.readouterr().out)
+    assert "of 50 trials; not finished" in (text := capsys.readouterr().out)
     assert f"next: understudy tune resume {out}" in text
 
 

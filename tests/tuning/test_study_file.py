@@ -438,8 +438,12 @@ def test_a_toml_study_may_name_a_class_and_its_rows(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"CartPole-v1"', '"CartPole-v9"', "no environment CartPole-v9; did you mean CartPole-v1"),
-        ("batch = [32, 64]", f"batch = {list(range(1, 1_100))}", "has 1099 values; give at most"),
+        ('"CartPole-v1"', '"CartPole-v9"', "there is no environment CartPole-v9; did you"),
+        (
+            "batch = [32, 64]",
+            f"batch = {list(range(1, 1_100))}",
+            "batch: its list has 1099 values; give",
+        ),
         ("[search]", "[serach]", "there is no section serach; did you mean search?"),
         ("lag = 4", "lags = 4", "search has no setting lags; did you mean lag?"),
         ("lag = 4", "lag = -1", "lag is -1; give 0 to 1e"),
