@@ -21,13 +21,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from understudy.core.errors import ConfigError, GameFailed, LearningFailed, UnderstudyError
-from understudy.core.log import write_file
+from understudy.core.log import FileLock, write_file
 from understudy.core.settings import load_object, value_text
 from understudy.core.wording import joined, shortened
 from understudy.tuning.rows import is_rows_file, read_rows
 from understudy.tuning.trial import Trial, Values
 
 OnReport = Callable[[int, float], bool]
+LOST_S = 30.0
+"""How long a trial waits for the process that ran it before."""
 
 METRICS = ("reward", "return_std", "env_steps", "updates", "train_s", "compile_s", "eval_s")
 """What a trial of ours measures; `reward` is the mean return of its final test."""
@@ -149,6 +151,9 @@ class AlgorithmTrainable:
 
         config = self._config
         run_folder = RunFolder(folder)
+        if folder.exists():
+            # The process of a lost slot may still be ending, perhaps on another machine.
+            FileLock(run_folder.lock, what="the trial", timeout_s=LOST_S).close()
         if folder.exists() and not run_folder.exists:
             shutil.rmtree(folder)  # of a trial that was killed before it began
         n_reported = 0
