@@ -282,6 +282,11 @@ def _engine(
     slots: SlotsConfig, folder: Path, lock: FileLock, *, num_slots: int
 ) -> Iterator[Engine]:
     """What runs the slots of a study, search and test, until the block ends."""
+    if slots.engine == "spark" and slots.rollout_workers:
+        raise ConfigError(
+            f"rollout_workers is {slots.rollout_workers}, but a Spark task has one core; set it to "
+            "0, or use the engine local or ray"
+        )
     if slots.engine == "local" and slots.address:
         raise ConfigError(
             f"address is {slots.address}, but the engine local has none; give the engine, ray or "
@@ -302,7 +307,18 @@ def _engine(
 
                 yield lambda output: _LateSlots(lambda: RaySlots(session(), output, cpus=cpus))
             case "spark":
-                raise ConfigError("the engine spark does not run studies yet; use local or ray")
+                from understudy.tuning.spark_slots import SparkSlots, spark_context
+
+                @cache
+                def context() -> Any:
+                    place = spark_context(
+                        folder / "spark", address=slots.address, num_slots=num_slots
+                    )
+                    return opened.enter_context(place)
+
+                yield lambda output: _LateSlots(
+                    lambda: SparkSlots(context(), output, num_tasks=num_slots)
+                )
             case _:
                 yield lambda output: LocalSlots(output, descriptors=[lock.descriptor])
 
@@ -314,6 +330,12 @@ def _is_here(slots: SlotsConfig) -> bool:
             ray = sys.modules.get("ray")
             is_connected = ray is not None and ray.is_initialized()
             return not (slots.address or os.environ.get("RAY_ADDRESS") or is_connected)
+        case "spark":
+            from understudy.tuning.spark_slots import active_context
+
+            context = active_context()
+            master = slots.address or (context.master if context else "local")
+            return master.startswith("local") and "PYSPARK_GATEWAY_PORT" not in os.environ
         case _:
             return True
 
