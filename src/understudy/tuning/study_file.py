@@ -133,6 +133,18 @@ class SlotsConfig:
         0.0, 0.0, 1e9, "seconds after which a trial fails; 0: no limit"
     )
 
+    def __post_init__(self) -> None:
+        if self.engine == "local" and self.address:
+            raise ConfigError(
+                f"address is {self.address}, but the engine local has none; give the engine, ray "
+                "or spark, or omit address"
+            )
+        if self.engine == "spark" and self.rollout_workers:
+            raise ConfigError(
+                f"rollout_workers is {self.rollout_workers}, but a Spark task has one core; set it "
+                "to 0, or use the engine local or ray"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyConfig:

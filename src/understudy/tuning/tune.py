@@ -282,16 +282,6 @@ def _engine(
     slots: SlotsConfig, folder: Path, lock: FileLock, *, num_slots: int
 ) -> Iterator[Engine]:
     """What runs the slots of a study, search and test, until the block ends."""
-    if slots.engine == "spark" and slots.rollout_workers:
-        raise ConfigError(
-            f"rollout_workers is {slots.rollout_workers}, but a Spark task has one core; set it to "
-            "0, or use the engine local or ray"
-        )
-    if slots.engine == "local" and slots.address:
-        raise ConfigError(
-            f"address is {slots.address}, but the engine local has none; give the engine, ray or "
-            "spark, or omit address"
-        )
     with ExitStack() as opened:
         match slots.engine:
             case "ray":
