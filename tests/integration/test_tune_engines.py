@@ -244,6 +244,36 @@ def test_spark_refuses_rollout_workers_another_master_and_an_address_without_an_
             tune(cheap(tmp_path), out=tmp_path / "S", settings=settings)
 
 
+@pytest.mark.usefixtures("with_spark")
+def test_a_class_of_the_original_counts_an_rdd_with_a_real_spark_context(tmp_path: Path):
+    tables = {}
+    (tmp_path / "count.json").write_text("".join(f'{{"x": {20 + 2 * n}}}\n' for n in range(20)))
+    for name, kind, rdd in (
+        ("rows", "CountModel", "false"),
+        ("rdd", "tests.tuning.classes:RddCount", "true"),
+    ):
+        (tmp_path / f"{name}.toml").write_text(COUNT.format(kind=kind, rdd=rdd))
+        tables[name] = timeless(tune(tmp_path / f"{name}.toml", out=tmp_path / name).trials)
+    assert tables["rdd"] == tables["rows"]
+    assert [row["metrics"]["reward"] == 0 for row in tables["rdd"]] == [False, True, False, False]
+    wait_for(lambda: not processes_in(str(tmp_path)))
+
+
+COUNT = """
+[study]
+class = "{kind}"
+environment = "count.json"
+criteria = "min"
+max_trials = 4
+rdd = {rdd}
+[space]
+increment = [1, 2, 4, 6]
+[search]
+method = "grid"
+test_seeds = 0
+"""
+
+
 @pytest.mark.usefixtures("ray")
 def test_ctrl_c_ends_the_actors_of_a_study(tmp_path: Path):
     def interrupt(event: StudyEvent) -> None:

@@ -69,7 +69,7 @@ def spark_context(folder: Path, *, address: str, num_slots: int) -> Iterator["Sp
 
     Its log is written to `folder`. `address` is its master; empty: this machine.
     """
-    require_spark("the engine spark")
+    require_spark("a study on Spark")
     if (context := active_context()) is not None:
         if address not in ("", context.master):
             raise ConfigError(
