@@ -21,6 +21,9 @@ TOGETHER = {
     "tests/integration/test_exchange.py": "kafka",
     "tests/integration/test_kinesis": "kinesis",
     "tests/integration/test_s3": "kinesis",
+    # A Ray of one test would count as a leftover of another one.
+    "tests/integration/test_ray": "ray",
+    "tests/integration/test_tune_engines.py": "ray",
 }
 """Units of several files, by the prefix of a path."""
 
@@ -49,6 +52,8 @@ LONGEST_FIRST = (
     "tests/integration/test_registry_away.py",
     "tests/integration/test_cassandra",
     "tests/integration/test_learner_window.py",
+    "tests/integration/test_ray",
+    "tests/integration/test_tune_engines.py",
     "tests/integration/test_loop.py",
     "tests/integration/test_pipeline.py",
 )

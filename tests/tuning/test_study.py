@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from tests.tuning.cheap import (
     study,
 )
 from tests.tuning.thread_slots import ThreadSlots
-from understudy.core.errors import ConfigError, Locked
+from understudy.core.errors import ConfigError, Locked, MissingExtra
 from understudy.core.log import FileLock
 from understudy.core.watch import FolderWatch
 from understudy.tuning.journal import NAME, Journal, Row, create_journal, table
@@ -332,6 +333,41 @@ def test_another_study_or_no_study_in_the_folder_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="no study was given"):
         tune()
     assert tune(study(folder), trials=1).folder == tmp_path / "s-2"
+
+
+@pytest.mark.parametrize(
+    ("engine", "module", "extra"),
+    [("ray", "ray", "understudy[ray]"), ("spark", "pyspark", "understudy[spark]")],
+)
+def test_an_engine_without_its_package_names_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, module: str, extra: str
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match=re.escape(f"pip install '{extra}'")):
+        tune(study(tmp_path / "s"), out=tmp_path / "s", settings={"engine": engine})
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_study_that_could_not_resume_on_another_engine_resumes_on_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = study(tmp_path, max_trials=4)
+    quiet = tune(study(tmp_path / "quiet", max_trials=4), out=tmp_path / "quiet")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    place = {"engine": "ray", "address": "head:6379"}
+    tune(config, out=tmp_path / "s", on_event=stop_after(2))
+    with pytest.raises(MissingExtra):
+        tune(config, out=tmp_path / "s", resume=True, settings=place)
+    resumed = tune(out=tmp_path / "s", resume=True)
+    assert timeless(resumed.trials) == timeless(quiet.trials)
+
+
+def stop_after(trial_no: int) -> Callable[[StudyEvent], Any]:
+    return lambda event: (
+        understudy.Stop
+        if isinstance(event, TrialEnded) and event.row.trial.trial_no == trial_no
+        else None
+    )
 
 
 def test_a_study_in_use_by_another_process_is_refused(tmp_path: Path, monkeypatch: Any):

@@ -433,6 +433,11 @@ def test_a_toml_study_may_name_a_class_and_its_rows(tmp_path):
     assert study.trainable.config["environment"] == str(tmp_path / "rows.csv")
     assert study.trainable.config["metric"] == "error"
     assert study.metric == Metric(name="error", criteria="min")
+    assert read_study(tmp_path / "cartpole.toml", rdd=True).trainable.config["rdd"] is True
+    with pytest.raises(ConfigError, match="rdd is 1; give true or false"):
+        read_study(write(tmp_path, text.replace("metric", "rdd = 1\nmetric")))
+    with pytest.raises(ConfigError, match="rdd is true, but only classes of your own"):
+        read_study(write(tmp_path, STUDY), rdd=True)
 
 
 @pytest.mark.parametrize(
@@ -447,6 +452,7 @@ def test_a_toml_study_may_name_a_class_and_its_rows(tmp_path):
         ("[search]", "[serach]", "there is no section serach; did you mean search?"),
         ("lag = 4", "lags = 4", "search has no setting lags; did you mean lag?"),
         ("lag = 4", "lag = -1", "lag is -1; give 0 to 1e"),
+        ('metric = "return"', "rdd = true", "study has rdd, which belongs to a class; omit it"),
         ('rule = "asha"', 'rule = "halving"', "rule is 'halving'; give one of none, asha"),
         ("max_trials", "max_trial", "study has no setting max_trial; did you mean max_trials?"),
         ("max_trials = 30", "max_trials = 0", "max_trials is 0"),

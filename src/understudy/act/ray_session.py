@@ -58,6 +58,18 @@ def require_ray() -> Any:
     return ray
 
 
+def lost_reason(error: Exception) -> str:
+    """How a Ray actor ended, without the page that Ray adds about possible causes."""
+    text = " ".join(str(error).split())
+    if "is unavailable" in text:
+        return "its process or node does not answer"
+    cause = re.search(r"because (its [^.]*)", text)
+    detail = re.search(r"exit detail: ([^.]*)", text)
+    if cause is None:
+        return text.partition(". ")[0]
+    return f"{cause[1]} ({detail[1]})" if detail else cause[1]
+
+
 class RaySession:
     """Ray, ready to start actors, until it is closed."""
 

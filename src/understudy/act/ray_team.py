@@ -7,13 +7,12 @@ handled as a lost process is: Ray itself restarts and repeats nothing.
 import collections
 import contextlib
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from understudy.act.ray_session import RaySession
+from understudy.act.ray_session import RaySession, lost_reason
 from understudy.act.remote_team import ActorLost, RemoteTeam, ServedActor
 from understudy.act.team import TeamPlan
 from understudy.core.child_process import THREADS, Message
@@ -113,7 +112,7 @@ class _RayActor:
         try:
             self.answers.append(self._handle.answer.remote(request, *sent))
         except self._ray.exceptions.RayError as error:
-            raise ActorLost(_reason(error)) from None
+            raise ActorLost(lost_reason(error)) from None
 
     def receive(self) -> Message:
         if not self.answers:
@@ -125,7 +124,7 @@ class _RayActor:
                 f"a Ray actor failed: {error}; install understudy and the game on every node"
             ) from None
         except self._ray.exceptions.RayError as error:
-            raise ActorLost(_reason(error)) from None
+            raise ActorLost(lost_reason(error)) from None
         return answer
 
     def hang_up(self) -> None:
@@ -144,18 +143,6 @@ class _RayActor:
             self._ray.wait([self._closed], timeout=max(0.0, left_s))
         self._is_ended = True
         self._ray.kill(self._handle, no_restart=True)
-
-
-def _reason(error: Exception) -> str:
-    """How a Ray actor ended, without the page that Ray adds about possible causes."""
-    text = " ".join(str(error).split())
-    if "is unavailable" in text:
-        return "its process or node does not answer"
-    cause = re.search(r"because (its [^.]*)", text)
-    detail = re.search(r"exit detail: ([^.]*)", text)
-    if cause is None:
-        return text.partition(". ")[0]
-    return f"{cause[1]} ({detail[1]})" if detail else cause[1]
 
 
 class _Served:

@@ -85,6 +85,20 @@ def tune() -> None:
 def _slots_option(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
+            "--address",
+            "--master",
+            "address",
+            metavar="HOST:PORT",
+            help="Of the cluster. With --engine ray: its head, or `auto`; with spark: its master, "
+            "such as spark://HOST:7077 (default: one on this machine that ends with the study).",
+        ),
+        click.option(
+            "--engine",
+            metavar="NAME",
+            help="What runs the slots: `local` processes, `ray` or `spark`; no result depends on "
+            "it (default: the study's).",
+        ),
+        click.option(
             "--oversubscribe",
             is_flag=True,
             help="Allow more processes than this machine has cores.",
@@ -111,6 +125,8 @@ def _slots_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "understudy tune --optim-config config/optim_dqn.json",
         "understudy tune study.toml --search tpe --stop asha --slots 2 --trials 100 --out S",
         "understudy tune study.toml --set lag=4 --set trial_timeout_s=600",
+        "understudy tune study.toml --slots 2 --engine ray",
+        "understudy tune study.toml --slots 8 --engine spark --address spark://HOST:7077",
         "understudy tune show S",
         "understudy tune resume S",
         "understudy tune resume S --trials 200",
@@ -175,6 +191,7 @@ def run(
     if file is not None and optim_config is not None:
         raise ConfigError("the study is given twice, as FILE and by --optim-config; give it once")
     named = {"method": search, "rule": stop, "is_legacy": True if legacy_convergence else None}
+    named |= {name: options.pop(name) for name in ("engine", "address")}
     settings = setting_pairs(sets)
     for name, value in named.items():
         if value is None:
@@ -193,13 +210,23 @@ def run(
     return _run(study, as_json=as_json, level=level, settings=settings, **options)
 
 
-@tune.command(epilog=examples("understudy tune resume S", "understudy tune resume S --trials 200"))
+@tune.command(
+    epilog=examples(
+        "understudy tune resume S",
+        "understudy tune resume S --trials 200",
+        "understudy tune resume S --engine ray --address auto --slots 8",
+    )
+)
 @click.argument("folder", type=PATH)
 @_slots_option
 @json_option
-def resume(folder: Path, as_json: bool, **options: Any) -> int:
+def resume(
+    folder: Path, engine: str | None, address: str | None, as_json: bool, **options: Any
+) -> int:
     """Resume the study in FOLDER, or extend it with more --trials."""
-    return _run(None, as_json=as_json, out=folder, resume=True, **options)
+    place = {"engine": engine, "address": address}
+    settings = {name: value for name, value in place.items() if value is not None}
+    return _run(None, as_json=as_json, settings=settings, out=folder, resume=True, **options)
 
 
 @tune.command(

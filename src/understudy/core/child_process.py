@@ -36,11 +36,13 @@ class ChildProcess:
         lost: type[Exception],
         output: IO[bytes] | None = None,
         descriptors: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Run a module, with these further arguments, whose `main` calls `parent_connection`.
 
         `lost` is raised when the process has ended; its message says how. The process has `output`
-        as standard output and error, and keeps `descriptors` open, such as that of a lock.
+        as standard output and error, keeps `descriptors` open, such as that of a lock, and has
+        `environment` besides the variables of this process.
         """
         self._lost = lost
         ours, theirs = Pipe()
@@ -57,6 +59,7 @@ class ChildProcess:
                 env={
                     **dict.fromkeys(THREADS, "1"),
                     **os.environ,
+                    **(environment or {}),
                     "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
                 },
             )

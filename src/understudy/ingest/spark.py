@@ -255,7 +255,7 @@ def _explained(spark: Spark) -> Iterator[None]:
         yield
     except Py4JJavaError as error:
         text = str(error.java_exception)
-        reason = (_RAISED.findall(text) or text.strip().splitlines() or ["no reason"])[-1][:300]
+        reason = failure_reason(text)
         if "ModuleNotFoundError" in text or "ImportError" in text:
             raise ConfigError(
                 f"a worker of {spark.context.master} cannot run a task: {reason}; install "
@@ -276,8 +276,15 @@ def _explained(spark: Spark) -> Iterator[None]:
         raise SparkEnded(f"Spark has exited ({type(error).__name__}); {_NEXT}{where}") from None
 
 
+def failure_reason(text: str) -> str:
+    """The line of a failed job's error that best explains it."""
+    return (_RAISED.findall(text) or text.strip().splitlines() or ["no reason"])[-1][:300]
+
+
 @contextlib.contextmanager
-def open_spark(folder: Path, stop: Event, *, master: str, only_here: str = "") -> Iterator[Spark]:
+def open_spark(
+    folder: Path, stop: Event, *, master: str, only_here: str = "", app: str = "understudy ingest"
+) -> Iterator[Spark]:
     """Start Spark under a master, or use that of spark-submit; leaves no JVM or worker behind.
 
     Its log is written to `folder`. `only_here` describes data of the job that exists only on this
@@ -286,7 +293,7 @@ def open_spark(folder: Path, stop: Event, *, master: str, only_here: str = "") -
     from pyspark import SparkConf
 
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    conf = SparkConf(loadDefaults=False).setAppName("understudy ingest")
+    conf = SparkConf(loadDefaults=False).setAppName(app)
     log = folder / "spark.log"
     folder.mkdir(parents=True, exist_ok=True)
     if not is_submitted:
@@ -296,11 +303,7 @@ def open_spark(folder: Path, stop: Event, *, master: str, only_here: str = "") -
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     with log.open("w") as file, contextlib.redirect_stderr(file), contextlib.ExitStack() as opened:
         context = _start(conf, log, stop, opened=opened, master=master)
-        if context.getConf().get("spark.speculation", "false") == "true":
-            raise ConfigError(
-                "spark.speculation is true: two attempts of a task would keep reclaiming the "
-                "partition from each other; set it to false"
-            )
+        refuse_speculation(context)
         check_master(context.master, only_here=only_here)
         yield Spark(context, None if is_submitted else log)
 
@@ -383,6 +386,15 @@ def _settings(folder: Path, master: str) -> list[tuple[str, str]]:
     return [*settings, ("spark.driver.extraJavaOptions", java)]
 
 
+def refuse_speculation(context: "SparkContext") -> None:
+    """Raise ConfigError if Spark would run a second attempt of a task beside the first."""
+    if context.getConf().get("spark.speculation", "false") == "true":
+        raise ConfigError(
+            "spark.speculation is true: two attempts of a task would hinder each other; set it to "
+            "false"
+        )
+
+
 def check_master(master: str, *, only_here: str = "") -> None:
     """Raise ConfigError for an invalid master, or one whose workers cannot reach `only_here`."""
     if not _MASTER.fullmatch(master):
@@ -417,9 +429,9 @@ def _require_master(master: str) -> None:
     )
 
 
-def require_spark() -> None:
+def require_spark(what: str = "ingest with Spark") -> None:
     """Raise MissingExtra or ConfigError, with what to install, if Spark cannot run here."""
-    needs = "ingest with Spark needs"
+    needs = f"{what} needs"
     try:
         import pyspark
     except ImportError as error:

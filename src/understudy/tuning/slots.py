@@ -8,17 +8,19 @@ A slot creates its Trainable once and runs trial after trial, or several at once
 
 import contextlib
 import math
+import os
 import queue
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from understudy.core.child_process import ChildProcess, parent_connection, receive, send
+from understudy.core.child_process import THREADS, ChildProcess, parent_connection, receive, send
 from understudy.core.errors import ConfigError, LearningFailed, UnderstudyError
 from understudy.core.settings import load_object
 from understudy.core.wording import shortened
@@ -33,6 +35,10 @@ from understudy.tuning.trial import (
 )
 
 Fields = Mapping[str, Any]
+PLACE_S = 60.0
+"""How long a study waits for the first place of a slot on a cluster."""
+REPLACE_S = 600.0
+"""How long it waits for another place when all slots are lost."""
 _ERROR_CHARS = 300
 
 
@@ -80,14 +86,35 @@ def slot_request(spec: TrainableSpec, *, waits: bool) -> dict[str, Any]:
 class LocalSlots:
     """Slots that are processes of this machine."""
 
-    def __init__(self, folder: Path, *, descriptors: Sequence[int] = ()) -> None:
-        """A slot's output is in a file of `folder`; it keeps `descriptors` open until it ends."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        descriptors: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """A slot's output is in a file of `folder`.
+
+        It keeps `descriptors` open until it ends, and has `environment` besides this process's.
+        """
         self._folder = folder
         self._descriptors = descriptors
+        self._environment = environment
 
     def open(self, index: int, request: Fields) -> "LocalSlot":
         self._folder.mkdir(parents=True, exist_ok=True)
-        return LocalSlot(self._folder / f"slot-{index}.log", request, self._descriptors)
+        log = self._folder / f"slot-{index}.log"
+        with log.open("ab") as output:
+            process = ChildProcess(
+                __name__,
+                lost=SlotLost,
+                output=output,
+                descriptors=self._descriptors,
+                environment=self._environment,
+            )
+        with contextlib.suppress(SlotLost):  # `receive` raises it again
+            process.send(request)
+        return LocalSlot(process, log)
 
     def wait(self, slots: Sequence["LocalSlot"], timeout_s: float | None) -> list["LocalSlot"]:
         by_connection: dict[Any, LocalSlot] = {slot.process.connection: slot for slot in slots}
@@ -100,14 +127,9 @@ class LocalSlots:
 class LocalSlot:
     """A slot in a process of its own."""
 
-    def __init__(self, log: Path, request: Fields, descriptors: Sequence[int]) -> None:
+    def __init__(self, process: ChildProcess, log: Path) -> None:
+        self.process = process
         self._log = log
-        with log.open("ab") as output:
-            self.process = ChildProcess(
-                __name__, lost=SlotLost, output=output, descriptors=descriptors
-            )
-        with contextlib.suppress(SlotLost):  # `receive` raises it again
-            self.process.send(request)
 
     def send(self, message: Fields) -> None:
         self.process.send(message)
@@ -120,6 +142,49 @@ class LocalSlot:
 
     def kill(self) -> None:
         self.process.kill()
+
+
+class Places:
+    """Limits how long a study waits while none of its slots has a place on a cluster."""
+
+    def __init__(self) -> None:
+        self._limit_s = PLACE_S
+        self._since_s = time.monotonic()
+
+    def note(self) -> None:
+        """A slot has a place now."""
+        self._limit_s = REPLACE_S
+        self._since_s = time.monotonic()
+
+    def limited(self, timeout_s: float | None, why: Callable[[], str]) -> float:
+        """The timeout while no slot has a place; ConfigError with `why` at the end of the limit."""
+        left_s = self._since_s + self._limit_s - time.monotonic()
+        if left_s <= 0:
+            raise ConfigError(f"{why()}; nothing changed in {self._limit_s:g} s")
+        return left_s if timeout_s is None else min(left_s, timeout_s)
+
+
+def hosted_request(request: Fields, *, index: int, folder: Path) -> dict[str, Any]:
+    """The request of a slot that another process hosts, with what it adopts from this one."""
+    return {
+        **request,
+        "config": {**request["config"], "folder": os.path.abspath(request["config"]["folder"])},
+        "index": index,
+        "output": os.path.abspath(folder),
+        "working_folder": os.getcwd(),
+        "paths": [os.path.abspath(path) for path in sys.path],
+        "environment": {name: os.environ.get(name, "1") for name in THREADS},
+    }
+
+
+def host_slot(request: Fields) -> LocalSlot:
+    """In another process, such as a Ray actor: start the process of a slot beside it.
+
+    It is the same as a local slot, so the same trials end with the same bits, and it ends with the
+    process that hosts it.
+    """
+    slots = LocalSlots(Path(request["output"]), environment=request["environment"])
+    return slots.open(request["index"], request)
 
 
 # --- In the process of a slot ---------------------------------------------------------------------
@@ -181,7 +246,11 @@ class _Socket:
 def main() -> None:
     with contextlib.suppress(StudyGone, EOFError):
         link = _Socket(parent_connection(close_s=0.0))
-        serve_trials(link, link.receive())
+        request = link.receive()
+        sys.path += [path for path in request.get("paths", ()) if path not in sys.path]
+        with contextlib.suppress(OSError):  # another machine may have no such folder
+            os.chdir(request.get("working_folder", "."))
+        serve_trials(link, request)
 
 
 def serve_trials(link: StudyLink, request: Fields) -> None:

@@ -134,6 +134,18 @@ class SlotsConfig:
         0.0, 0.0, 1e9, "seconds after which a trial fails; 0: no limit"
     )
 
+    def __post_init__(self) -> None:
+        if self.engine == "local" and self.address:
+            raise ConfigError(
+                f"address is {self.address}, but the engine local has none; give the engine, ray "
+                "or spark, or omit address"
+            )
+        if self.engine == "spark" and self.rollout_workers:
+            raise ConfigError(
+                f"rollout_workers is {self.rollout_workers}, but a Spark task has one core; set it "
+                "to 0, or use the engine local or ray"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyConfig:
@@ -195,8 +207,8 @@ def read_study(path: str | Path, *, level: int = 0, **overrides: Any) -> StudyCo
     `level` applies to RLiable's files, whose `num_workers` are slots at level 1 and the rollout
     workers of one slot at level 2; at level 0, trials run one after the other. `overrides` are
     settings by name: those of the parts, such as `slots` or `lag`, and name, folder, seed,
-    max_trials, metric and criteria; None changes nothing. ConfigError names the file, the key, and
-    what to write there.
+    max_trials, metric, criteria and rdd; None changes nothing. ConfigError names the file, the key,
+    and what to write there.
     """
     path = Path(path)
     overrides = {name: value for name, value in overrides.items() if value is not None}
@@ -236,7 +248,7 @@ def seed_results(
 
 
 _ALIASES = {"return": "reward"}
-_NAMES = ("name", "folder", "metric", "criteria", "max_trials", "seed")
+_NAMES = ("name", "folder", "metric", "criteria", "max_trials", "seed", "rdd")
 
 
 def with_settings(study: StudyConfig, overrides: Mapping[str, Any]) -> StudyConfig:
@@ -266,10 +278,25 @@ def with_settings(study: StudyConfig, overrides: Mapping[str, Any]) -> StudyConf
     if "folder" in own:
         config = {**study.trainable.config, "folder": str(own["folder"])}
         study = replace(study, trainable=replace(study.trainable, config=config))
+    if "rdd" in own:
+        study = replace(study, trainable=_with_rdd(study.trainable, own["rdd"]))
     metric = dataclasses.asdict(study.metric)
     metric |= {"name": own["metric"]} if "metric" in own else {}
     metric |= {"criteria": own["criteria"]} if "criteria" in own else {}
     return _with_trainable(_with_metric(study, metric))
+
+
+def _with_rdd(trainable: TrainableSpec, value: Any) -> TrainableSpec:
+    """The trainable, which gets its rows as an RDD of Spark if the value is True."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"rdd is {value_text(value)}; give true or false")
+    config = trainable.config
+    if value and not (trainable.path == CUSTOM and is_rows_file(config["environment"])):
+        raise ConfigError(
+            "rdd is true, but only classes of your own that train on a file of rows get them as an "
+            "RDD; omit it"
+        )
+    return replace(trainable, config={**config, "rdd": value})
 
 
 def _with_trainable(study: StudyConfig) -> StudyConfig:
@@ -457,7 +484,7 @@ def _candidates(dimension: Dimension) -> Sequence[Any]:
 _STUDY_KEYS = {
     "name": "", "game": "", "algorithm": "", "preset": "", "class": "", "environment": "",
     "mdl_file": "model", "metric": "reward", "criteria": "max", "folder": "", "max_trials": 20,
-    "seed": 0,
+    "seed": 0, "rdd": False,
 }  # fmt: skip
 _SECTIONS = ("study", "space", "settings", "constraints", *PARTS)
 
@@ -530,7 +557,7 @@ def _own_trainable(
     key = "environment" if "class" in own else "game"
     if key not in own:
         raise ConfigError(f'study has no {key}; give one, such as {key} = "CartPole-v1"')
-    for other in ("algorithm", "preset") if "class" in own else ("environment", "mdl_file"):
+    for other in ("algorithm", "preset") if "class" in own else ("environment", "mdl_file", "rdd"):
         if other in own:
             raise ConfigError(
                 f"study has {other}, which belongs to a {'game' if 'class' in own else 'class'}; "
@@ -548,7 +575,8 @@ def _own_trainable(
     }
     if "class" in own:
         config |= {"class": own["class"], **custom_class(own["class"])}
-        return TrainableSpec(path=CUSTOM, config=config), hints, {}
+        trainable = TrainableSpec(path=CUSTOM, config=config)
+        return _with_rdd(trainable, own["rdd"]) if "rdd" in own else trainable, hints, {}
     if is_rows_file(environment):
         raise ConfigError(
             f"game is {environment}, a file of rows; give the id of an env, or a class that trains "

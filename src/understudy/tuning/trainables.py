@@ -6,6 +6,7 @@ Importing this module imports neither JAX nor Gymnasium; only a trial does.
 import contextlib
 import inspect
 import math
+import os
 import shutil
 import traceback
 import warnings
@@ -17,12 +18,15 @@ import numpy as np
 
 from understudy.core.child_process import ChildProcess, parent_connection, receive, send
 from understudy.core.errors import ConfigError, GameFailed, LearningFailed, UnderstudyError
+from understudy.core.log import FileLock
 from understudy.core.settings import load_object, value_text
 from understudy.core.wording import joined, shortened
 from understudy.tuning.rows import is_rows_file, read_rows
 from understudy.tuning.trial import Trial, Values
 
 OnReport = Callable[[int, float], bool]
+LOST_S = 30.0
+"""How long a trial waits for the process that ran it before."""
 
 METRICS = ("reward", "return_std", "env_steps", "updates", "train_s", "compile_s", "eval_s")
 """What a trial of ours measures; `reward` is the mean return of its final test."""
@@ -157,6 +161,9 @@ class AlgorithmTrainable:
 
         config = self._config
         run_folder = RunFolder(folder)
+        if folder.exists():
+            # The process of a lost slot may still be ending, perhaps on another machine.
+            FileLock(run_folder.lock, what="the trial", timeout_s=LOST_S).close()
         if folder.exists() and not run_folder.exists:
             shutil.rmtree(folder)  # of a trial that was killed before it began
         n_reported = 0
@@ -229,8 +236,9 @@ def old_envs_allowed() -> Iterator[None]:
 class CustomTrainable:
     """A trial creates an object of a class, trains it, saves it and evaluates it.
 
-    The class is created with `(sc, cfg)`. sc is None; cfg has the keys of RLiable's base file, with
-    the trial's settings in `hp_params`, and the trial's `seed`. `train(data)`, or
+    The class is created with `(sc, cfg)`. sc is None; with the study's setting `rdd`, it is a
+    SparkContext, and rows are an RDD. cfg has the keys of RLiable's base file, with the trial's
+    settings in `hp_params`, and the trial's `seed`. `train(data)`, or
     `train(data, test_data)`, and `evaluate(data)` get a Gymnasium env or rows; `evaluate` returns a
     number, or (predictions, number), or numbers by name. `save()` is called if there is one.
     If `evaluate` has a second parameter, it gets the number of episodes; at level 2, several
@@ -241,6 +249,15 @@ class CustomTrainable:
         """`config` is that of a TrainableSpec from a study file."""
         self._config = config
         self.metrics: Sequence[str] = (config["metric"],)
+        self._opened = contextlib.ExitStack()
+        """Holds a Spark, which ends with this process."""
+        self._sc: Any = None
+        if config.get("rdd"):
+            from understudy.tuning.spark_slots import spark_context
+
+            os.environ.pop("PYSPARK_GATEWAY_PORT", None)  # the JVM of the study's own process
+            log = Path(config["folder"]) / "slots" / f"spark-{os.getpid()}"
+            self._sc = self._opened.enter_context(spark_context(log, address="", num_slots=1))
 
     def run(self, trial: Trial, report: OnReport) -> Mapping[str, float]:
         """Train and evaluate in the trial's folder; nothing is reported in between."""
@@ -254,7 +271,8 @@ class CustomTrainable:
         model = self._create(mdl_file, trial)
         with contextlib.ExitStack() as opened:
             data, test_data = [
-                opened.enter_context(_data(config["environment"], seed=seed)) for seed in seeds
+                opened.enter_context(_data(config["environment"], seed=seed, sc=self._sc))
+                for seed in seeds
             ]
             both = (data, test_data) if _accepts(model.train, 2) else (data,)
             _call(model, "train", *both)
@@ -272,7 +290,7 @@ class CustomTrainable:
         """The metrics of a saved model; None: as many episodes as its settings say."""
         model = self._create(mdl_file, trial)
         _call(model, "load_model")
-        with _data(self._config["environment"], seed=trial.seed) as data:
+        with _data(self._config["environment"], seed=trial.seed, sc=self._sc) as data:
             return self._evaluated(model, data, episodes or self._episodes(model, trial))
 
     def _create(self, mdl_file: Path, trial: Trial) -> Any:
@@ -286,7 +304,7 @@ class CustomTrainable:
             "seed": trial.seed,
         }
         with _named(f"{config['class']}.__init__"):
-            return kind(None, cfg)
+            return kind(self._sc, cfg)
 
     def _episodes(self, model: Any, trial: Trial) -> int:
         """How many episodes `evaluate` is asked for; 0 if it has no parameter for it."""
@@ -367,10 +385,11 @@ class CustomTrainable:
 
 
 @contextlib.contextmanager
-def _data(environment: str, *, seed: int) -> Iterator[Any]:
-    """A Gymnasium env whose episodes follow from the seed, or rows."""
+def _data(environment: str, *, seed: int, sc: Any) -> Iterator[Any]:
+    """A Gymnasium env whose episodes follow from the seed, or rows: an RDD if there is an `sc`."""
     if is_rows_file(environment):
-        yield read_rows(Path(environment))
+        rows = read_rows(Path(environment))
+        yield rows if sc is None else sc.parallelize(rows)
         return
     from understudy.act.vector import make_env
 

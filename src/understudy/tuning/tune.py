@@ -11,11 +11,13 @@ STUDY/slots/          the output of the processes that run trials
 import json
 import os
 import shutil
+import sys
 import time
 import uuid
-from collections.abc import Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,9 +36,10 @@ from understudy.training.settings import (
 )
 from understudy.tuning.journal import NAME, Journal, create_journal, read_journal
 from understudy.tuning.result import StudyResult, load_study, ranked, winner_study
-from understudy.tuning.slots import LocalSlots, Slots
+from understudy.tuning.slots import Fields, LocalSlots, Slot, Slots
 from understudy.tuning.study import OnStudyEvent, Study, StudyStarted
 from understudy.tuning.study_file import (
+    SlotsConfig,
     StudyConfig,
     read_study,
     seed_results,
@@ -47,6 +50,8 @@ from understudy.tuning.trainables import seed_settings
 from understudy.tuning.trial import Searcher
 
 MIN_LAG = 8
+_MAY_CHANGE = {"slots", "max_trials", "engine", "address"}
+"""Settings that a resumed study may have others of."""
 LOCK = ".lock"
 LOCK_S = 3.0
 """How long a resumed study waits until the slots of a killed one have ended."""
@@ -69,11 +74,13 @@ def tune(
 
     `study` is a file, TOML or RLiable's JSON, or a StudyConfig. `settings` are single settings of
     the study by name, such as `{"method": "tpe"}`. `slots` trials run at once; the result does not
-    depend on it. `level` applies to RLiable's files: 1 runs trials in parallel, 2 the rollouts of
-    each trial. To resume a study, its folder `out` is enough; more `trials` extend it. `on_event`
-    receives every event of a study, and may return `understudy.Stop` to end it, to be resumed.
-    `oversubscribe` allows more processes than this machine has cores. After the search, the best
-    trial and the runner-up are trained again on held-out seeds (`test_seeds` of them; 0: none).
+    depend on it, nor on where they run: `{"engine": "ray"}` or "spark", with an "address" for a
+    cluster. `level` applies to RLiable's files: 1 runs trials in parallel, 2 the rollouts of each
+    trial. To resume a study, its folder `out` is enough, on any engine; more `trials` extend it.
+    `on_event` receives every event of a study, and may return `understudy.Stop` to end it, to be
+    resumed. `oversubscribe` allows more processes than this machine has cores. After the search,
+    the best trial and the runner-up are trained again on held-out seeds (`test_seeds` of them; 0:
+    none).
     """
     changes = {**(settings or {})}
     arguments = {"max_trials": trials, "seed": seed, "slots": slots}
@@ -88,7 +95,7 @@ def tune(
             "no study was given; pass its file, such as study.toml, or resume one: out=DIR, "
             "resume=True"
         )
-    kept = sorted({*changes} - {"slots", "max_trials"} | ({"level"} if level else set()))
+    kept = sorted({*changes} - _MAY_CHANGE | ({"level"} if level else set()))
     if config is None and kept:
         raise ConfigError(
             f"a resumed study keeps its {joined(kept)}; omit it, or start another study with its "
@@ -109,6 +116,7 @@ def tune(
                 lock,
                 slots=slots,
                 trials=trials,
+                place={name: changes[name] for name in ("engine", "address") if name in changes},
                 on_event=on_event or (lambda event: None),
                 oversubscribe=oversubscribe,
             )
@@ -182,15 +190,19 @@ def _run(
     *,
     slots: int | None,
     trials: int | None,
+    place: Mapping[str, Any],
     on_event: OnStudyEvent,
     oversubscribe: bool,
 ) -> StudyResult:
     with closing(Journal(folder / NAME)) as journal:
         state = journal.state
         config = study_from_json(state.created["study"])
+        if place.get("engine", config.slots.engine) != config.slots.engine:
+            place = {"address": "", **place}  # it was that of the other engine
+        config = with_settings(config, place)
         if requested is not None:
             _check_agrees(folder, config, requested)
-        num_slots, notes = _num_slots(config, slots, oversubscribe=oversubscribe)
+        num_slots, notes = _num_slots(config, folder, slots, oversubscribe=oversubscribe)
         if journal.cut_bytes:
             notes.append(f"{journal.path}: an unfinished line at the end was cut off")
         max_trials = state.max_trials or config.max_trials
@@ -202,7 +214,12 @@ def _run(
                 )
             journal.append("extended", max_trials=trials)
 
-        def run(config: StudyConfig, journal: Journal, searcher: Searcher | None = None) -> bool:
+        def run(
+            engine: Engine,
+            config: StudyConfig,
+            journal: Journal,
+            searcher: Searcher | None = None,
+        ) -> bool:
             """Run the search, or its test; False if an event's receiver stopped it."""
             place = journal.path.parent
             rows = journal.state.rows()
@@ -210,7 +227,7 @@ def _run(
                 Study(
                     config,
                     journal,
-                    _engine(config, place, lock),
+                    engine(place / "slots"),
                     num_slots=num_slots,
                     searcher=searcher,
                     on_event=on_event,
@@ -233,12 +250,13 @@ def _run(
             return not study.is_stopped
 
         try:
-            if run(config, journal) and (test := winner_study(load_study(folder))):
-                path = Path(test[0].trainable.config["folder"]) / NAME
-                if not path.exists():
-                    _create(path, test[0])
-                with closing(Journal(path)) as test_journal:
-                    run(test[0], test_journal, test[1])
+            with _engine(config.slots, folder, lock, num_slots=num_slots) as engine:
+                if run(engine, config, journal) and (test := winner_study(load_study(folder))):
+                    path = Path(test[0].trainable.config["folder"]) / NAME
+                    if not path.exists():
+                        _create(path, test[0])
+                    with closing(Journal(path)) as test_journal:
+                        run(engine, test[0], test_journal, test[1])
         finally:
             result = load_study(folder)
             text = json.dumps(result.to_json(), indent=1) + "\n"
@@ -249,16 +267,85 @@ def _run(
         return result
 
 
-def _engine(config: StudyConfig, folder: Path, lock: FileLock) -> Slots:
-    if config.slots.engine != "local":
-        raise ConfigError(
-            f"the engine {config.slots.engine} does not run studies yet; use the engine local"
-        )
-    return LocalSlots(folder / "slots", descriptors=[lock.descriptor])
+Engine = Callable[[Path], Slots]
+"""Starts slots, whose output is in a folder."""
+
+
+class _LateSlots:
+    """Slots of an engine that starts with the first of them; a study that has ended needs none."""
+
+    def __init__(self, start: Callable[[], Slots]) -> None:
+        self._start = start
+        self._slots: Slots | None = None
+
+    def open(self, index: int, request: Fields) -> Slot:
+        self._slots = self._slots or self._start()
+        return self._slots.open(index, request)
+
+    def wait(self, slots: Sequence[Any], timeout_s: float | None) -> Sequence[Any]:
+        assert self._slots is not None, "a study waits only for slots that it has opened"
+        return self._slots.wait(slots, timeout_s)
+
+    def close(self) -> None:
+        if self._slots is not None:
+            self._slots.close()
+
+
+@contextmanager
+def _engine(
+    slots: SlotsConfig, folder: Path, lock: FileLock, *, num_slots: int
+) -> Iterator[Engine]:
+    """What runs the slots of a study, search and test, until the block ends."""
+    with ExitStack() as opened:
+        match slots.engine:
+            case "ray":
+                from understudy.act.ray_session import RaySession
+                from understudy.tuning.ray_slots import RaySlots
+
+                cpus = 1 + slots.rollout_workers
+
+                @cache
+                def session() -> RaySession:
+                    session = RaySession(slots.address or None, num_cpus=num_slots * cpus)
+                    return opened.enter_context(closing(session))
+
+                yield lambda output: _LateSlots(lambda: RaySlots(session(), output, cpus=cpus))
+            case "spark":
+                from understudy.tuning.spark_slots import SparkSlots, spark_context
+
+                @cache
+                def context() -> Any:
+                    place = spark_context(
+                        folder / "spark", address=slots.address, num_slots=num_slots
+                    )
+                    return opened.enter_context(place)
+
+                yield lambda output: _LateSlots(
+                    lambda: SparkSlots(context(), output, num_tasks=num_slots)
+                )
+            case _:
+                yield lambda output: LocalSlots(output, descriptors=[lock.descriptor])
+
+
+def _is_here(slots: SlotsConfig) -> bool:
+    """Whether the slots share the cores of this machine, as far as is known before they start."""
+    match slots.engine:
+        case "ray":
+            ray = sys.modules.get("ray")
+            is_connected = ray is not None and ray.is_initialized()
+            return not (slots.address or os.environ.get("RAY_ADDRESS") or is_connected)
+        case "spark":
+            from understudy.tuning.spark_slots import active_context
+
+            context = active_context()
+            master = slots.address or (context.master if context else "local")
+            return master.startswith("local") and "PYSPARK_GATEWAY_PORT" not in os.environ
+        case _:
+            return True
 
 
 def _num_slots(
-    config: StudyConfig, requested: int | None, *, oversubscribe: bool
+    config: StudyConfig, folder: Path, requested: int | None, *, oversubscribe: bool
 ) -> tuple[int, list[str]]:
     """How many slots run, and what to say about it; ConfigError if more than fit were requested.
 
@@ -273,7 +360,14 @@ def _num_slots(
         raise ConfigError(f"slots is {requested}; give a whole number from 1")
     num_slots = min(requested or config.slots.slots, config.search.lag)
     has = f"this machine has {cores} {plural(cores, 'core')}"
-    if oversubscribe or config.slots.engine != "local":
+    if not _is_here(config.slots):
+        note = (
+            f"trials write to {folder} on the machines that run them, and only their results come "
+            "back; if all machines share this folder, their files are here, too, and a trial whose "
+            "machine is lost resumes from its checkpoint"
+        )
+        return num_slots, [note]
+    if oversubscribe:
         return num_slots, []
     if requested is not None and num_slots > fit:
         raise ConfigError(
