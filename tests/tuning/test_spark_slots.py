@@ -3,7 +3,6 @@
 import contextlib
 import multiprocessing.connection
 import os
-import pickle
 import signal
 import socket
 import threading
@@ -51,7 +50,6 @@ class ThreadSpark:
 
     def foreachPartition(self, task: Callable[[Any], None]) -> None:  # noqa: N802
         self.n_jobs += 1
-        task = pickle.loads(pickle.dumps(task))
         threads = [
             threading.Thread(target=task, args=(iter(()),), daemon=True)
             for _ in range(self.num_cores)
@@ -156,16 +154,6 @@ def test_nothing_is_left_of_a_slot_that_is_killed(tmp_path: Path):
             time.sleep(0.01)
 
 
-class Opened:
-    """Leaves a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self._path,)
-
-
 @pytest.mark.parametrize("stranger", ["wrong key", "pickle", "nothing", "huge"])
 def test_a_stranger_without_the_key_is_hung_up_on_and_disturbs_no_study(
     tmp_path: Path, stranger: str, monkeypatch: pytest.MonkeyPatch
@@ -178,7 +166,8 @@ def test_a_stranger_without_the_key_is_hung_up_on_and_disturbs_no_study(
                 multiprocessing.connection.Client(address, authkey=b"0" * 32)
         else:
             with socket.create_connection(address, timeout=30.0) as connection:
-                message = pickle.dumps(Opened(tmp_path / "was here"))
+                # Creates the file when it is unpickled.
+                message = f"cposix\nsystem\n(S'touch {tmp_path}/was-here'\ntR.".encode()
                 if stranger == "pickle":
                     connection.sendall(len(message).to_bytes(4, "big") + message)
                 elif stranger == "huge":
@@ -188,7 +177,7 @@ def test_a_stranger_without_the_key_is_hung_up_on_and_disturbs_no_study(
                         pass
         with joined(slots, tmp_path):
             pass
-    assert not (tmp_path / "was here").exists()
+    assert not (tmp_path / "was-here").exists()
 
 
 class FailingSpark(ThreadSpark):
