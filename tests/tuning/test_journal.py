@@ -61,6 +61,19 @@ def test_the_times_of_leases_are_read_if_the_journal_has_them(path: Path):
     ]
 
 
+def test_losses_are_counted_since_a_trial_last_came_further(path: Path):
+    with closing(Journal(path)) as journal:
+        fill(journal)
+        losses = []
+        for n_reports in (0, 1, 1, 0, 2, 1):
+            journal.append("leased", trial_no=1, slot=0, deadline_s=None)
+            for step in range(n_reports):
+                journal.append("report", trial_no=1, step=step, value=0.0)
+            journal.append("lost", trial_no=1, why="it was ended by signal 9")
+            losses.append(journal.state.records[1].losses)
+    assert losses[1:] == [1, 2, 3, 1, 2]
+
+
 def test_a_line_cut_at_any_byte_is_cut_off_and_the_rest_kept(path: Path):
     with closing(Journal(path)) as journal:
         fill(journal)

@@ -49,6 +49,9 @@ class TrialRecord:
     result: TrialResult | None = None
     reports: list[tuple[int, float]] = field(default_factory=list)
     losses: int = 0
+    """How often its process ended since it last came further than before."""
+    most_reports: int = 0
+    """When its process ended, at most."""
 
 
 class Lease(NamedTuple):
@@ -113,6 +116,9 @@ class StudyState:
             case "report":
                 record.reports.append((event["step"], event["value"]))
             case "lost":
+                if len(record.reports) > record.most_reports:
+                    record.most_reports = len(record.reports)
+                    record.losses = 0
                 record.losses += 1
             case "finished":
                 record.result = TrialResult(

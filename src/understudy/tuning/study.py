@@ -34,7 +34,8 @@ from understudy.tuning.study_file import StudyConfig
 from understudy.tuning.trial import Metric, Report, Searcher, Trial, TrialResult
 
 MAX_LOSSES = 3
-"""A trial whose process ended so often fails."""
+"""A trial whose process ended so often fails, unless it came further each time: it may have ended
+the process itself."""
 SYNC_S = 0.1
 """Results of this time may be lost in a power cut, and their trials repeated; none in a kill."""
 
