@@ -71,7 +71,7 @@ def test_losses_are_counted_since_a_trial_last_came_further(path: Path):
                 journal.append("report", trial_no=1, step=step, value=0.0)
             journal.append("lost", trial_no=1, why="it was ended by signal 9")
             losses.append(journal.state.records[1].losses)
-    assert losses[1:] == [1, 2, 3, 1, 2]
+    assert losses == [2, 3, 4, 5, 1, 2]  # one was lost before, after a report
 
 
 def test_a_line_cut_at_any_byte_is_cut_off_and_the_rest_kept(path: Path):
