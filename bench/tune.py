@@ -140,7 +140,7 @@ def config_of(size: Size) -> dict[str, Any]:
         "algorithm": "dqn",
         "preset": None,
         "settings": settings_of(size),
-        "is_seed": False,
+        "is_rliable": False,
         "lanes": LANES,
     }
 

@@ -69,7 +69,7 @@ def test_a_study_whose_processes_are_killed_every_2_s_ends_with_the_quiet_table(
 def test_a_study_of_dqn_whose_processes_are_killed_every_10_s_ends_with_the_quiet_table(
     tmp_path: Path, card: Card, seed: int
 ):
-    n_kills = survive(tmp_path, DQN, trials=16, every_s=10, for_s=120, seed=seed)
+    n_kills = survive(tmp_path, DQN, trials=60, every_s=10, for_s=120, seed=seed)
     assert n_kills >= 8
     card.line("kill -9 of a study of dqn or a slot every 10 s", tried=n_kills, held=n_kills)
 

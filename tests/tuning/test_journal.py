@@ -6,7 +6,7 @@ import pytest
 
 from understudy.core.errors import Closed, ConfigError, Corrupt, StorageFull
 from understudy.testing.faults import FaultySync
-from understudy.tuning.journal import NAME, Journal, Lease, create_journal, read_journal, table
+from understudy.tuning.journal import NAME, Journal, SlotTime, create_journal, read_journal, table
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ def test_the_times_of_leases_are_read_if_the_journal_has_them(path: Path):
         end = {"state": "failed", "metrics": {}, "seconds": 0.0, "error": "no"}
         journal.append("finished", trial_no=2, **end, at_s=8.0)
     assert read_journal(path).state.leases == [
-        Lease(2, 1, 5.0, 6.0),
-        Lease(1, 0, 5.5),
-        Lease(2, 0, 7.0, 8.0),
+        SlotTime(2, 1, 5.0, 6.0),
+        SlotTime(1, 0, 5.5),
+        SlotTime(2, 0, 7.0, 8.0),
     ]
 
 

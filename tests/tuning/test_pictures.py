@@ -13,7 +13,7 @@ import pytest
 
 from understudy.core.errors import StorageFailed
 from understudy.tuning.charts import _places, charts
-from understudy.tuning.journal import Lease, Row
+from understudy.tuning.journal import Row, SlotTime
 from understudy.tuning.pictures import INK, MAX_LINES, MAX_SETTINGS, Picture, StudyArrays, draw
 from understudy.tuning.report import page, write_report
 from understudy.tuning.result import StudyResult, ranked, winner_test
@@ -72,7 +72,7 @@ def result_of(
             )
         )
     times = [
-        Lease(each, each % 2, 1e9 + each // 2, 1e9 + each // 2 + 1) for each in range(n_trials)
+        SlotTime(each, each % 2, 1e9 + each // 2, 1e9 + each // 2 + 1) for each in range(n_trials)
     ]
     return StudyResult(Path("S"), config, rows, "", leases=times if leases else ())
 
@@ -253,25 +253,27 @@ def test_the_best_is_within_the_constraints():
     )
 
 
-def with_leases(*leases: Lease) -> StudyArrays:
+def with_leases(*leases: SlotTime) -> StudyArrays:
     result = result_of(2)
     return StudyArrays(StudyResult(result.folder, result.config, result.trials, "", leases=leases))
 
 
 def test_times_without_trials_are_cut_out():
-    study = with_leases(Lease(0, 0, 100.0, 110.0), Lease(1, 1, 105.0, 120.0), Lease(2, 0, 500.0))
+    study = with_leases(
+        SlotTime(0, 0, 100.0, 110.0), SlotTime(1, 1, 105.0, 120.0), SlotTime(2, 0, 500.0)
+    )
     at = [study.elapsed_s(time_s) for time_s in (90.0, 100.0, 110.0, 120.0, 300.0, 500.0)]
     assert at == [0.0, 0.0, 10.0, 20.0, 20.0, 20.0]
-    study = with_leases(Lease(0, 0, 100.0, 110.0), Lease(1, 0, 200.0, 205.0))
+    study = with_leases(SlotTime(0, 0, 100.0, 110.0), SlotTime(1, 0, 200.0, 205.0))
     assert [study.elapsed_s(time_s) for time_s in (200.0, 205.0)] == [10.0, 15.0]
 
 
 def test_a_running_trial_ends_at_the_last_known_time_and_killed_work_is_left_out():
     study = with_leases(
-        Lease(3, 0, 10.0),  # the study was killed
-        Lease(2, 1, 12.0),  # runs
-        Lease(0, 0, 20.0, 30.0),
-        Lease(3, 0, 32.0, 31.0),  # the clock was set back
+        SlotTime(3, 0, 10.0),  # the study was killed
+        SlotTime(2, 1, 12.0),  # runs
+        SlotTime(0, 0, 20.0, 30.0),
+        SlotTime(3, 0, 32.0, 31.0),  # the clock was set back
     )
     assert [tuple(span) for span in study.spans] == [
         (2, 1, 12.0, 31.0),
@@ -282,6 +284,9 @@ def test_a_running_trial_ends_at_the_last_known_time_and_killed_work_is_left_out
 
 def test_trials_that_share_a_slot_have_lanes():
     study = with_leases(
-        Lease(0, 0, 0.0, 5.0), Lease(1, 0, 0.0, 3.0), Lease(2, 0, 3.0, 6.0), Lease(3, 1, 5.0, 6.0)
+        SlotTime(0, 0, 0.0, 5.0),
+        SlotTime(1, 0, 0.0, 3.0),
+        SlotTime(2, 0, 3.0, 6.0),
+        SlotTime(3, 1, 5.0, 6.0),
     )
     assert _places(study.spans) == [(0, 0), (0, 1), (0, 1), (1, 0)]

@@ -389,7 +389,7 @@ def test_a_study_of_the_original_file_also_writes_its_result_file(tmp_path: Path
             "class": "DQN",
             "environment": "CartPole-v1",
             "settings": {"batch_size": 32},
-            "is_seed": True,
+            "is_rliable": True,
         },
         max_trials=3,
     )

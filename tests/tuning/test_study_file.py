@@ -18,10 +18,10 @@ from understudy.tuning.space import Choice, Interval
 from understudy.tuning.study_file import (
     Constraint,
     read_study,
-    seed_results,
+    rliable_results,
     study_from_json,
 )
-from understudy.tuning.trainables import SEED_SETTINGS, seed_settings
+from understudy.tuning.trainables import RLIABLE_SETTINGS, rliable_settings
 from understudy.tuning.trial import Metric, Trial, TrialResult
 
 SEED = Path(__file__).parent / "seed"
@@ -154,7 +154,7 @@ def test_results_are_written_in_rliables_format():
             TrialResult(trial_no=1, state="failed", error="no memory"),
         ),
     ]
-    results = json.loads(json.dumps(seed_results(study, trials)))
+    results = json.loads(json.dumps(rliable_results(study, trials)))
     assert list(results) == ["0", "1"]
     assert results["0"] == {
         "class": "DQN",
@@ -175,12 +175,12 @@ def test_results_are_written_in_rliables_format():
 
 def test_rliables_settings_become_ours_with_exactly_one_update_per_iteration():
     values = {"train_iterations": 1000, "collect_steps_per_iteration": 2, "batch_size": 32}
-    ours = seed_settings(values)
+    ours = rliable_settings(values)
     assert ours["steps"] == 32 + 2 * 1000
     assert (ours["collect"], ours["envs"], ours["updates_per_call"]) == (2, 1, 1)
     assert ours["samples_per_insert"] * (ours["steps"] - ours["min_inserts"]) == 32 * 1000
     assert (ours["eval_episodes"], ours["test_episodes"]) == (10, 10)
-    parallel = seed_settings({**values, "num_test_episodes": 200}, rollout_workers=4)
+    parallel = rliable_settings({**values, "num_test_episodes": 200}, rollout_workers=4)
     assert (parallel["envs"], parallel["actors"], parallel["updates_per_call"]) == (4, 4, 4)
     assert (parallel["steps"], parallel["test_episodes"]) == (ours["steps"], 200)
 
@@ -189,7 +189,7 @@ def test_defaults_of_rliables_settings_are_those_of_the_preset():
     preset = read_preset("rliable")
     rest = {name: value for part in ("run", "learner", "config", "knobs")
             for name, value in preset[part].items()}  # fmt: skip
-    ours = seed_settings({"train_iterations": 10_000})
+    ours = rliable_settings({"train_iterations": 10_000})
     # The preset has no test_episodes and no actors, and its checkpoints are its own.
     for name in rest.keys() & ours.keys():
         assert rest[name] == ours[name], name
@@ -197,7 +197,7 @@ def test_defaults_of_rliables_settings_are_those_of_the_preset():
         "checkpoint_every", "n_step", "double", "dueling", "prioritised", "huber_delta",
     }  # fmt: skip
     assert ours.keys() - rest.keys() == {"actors", "test_episodes"}
-    assert all(seed.ours for seed in SEED_SETTINGS.values())
+    assert all(seed.ours for seed in RLIABLE_SETTINGS.values())
 
 
 # --- Overrides ------------------------------------------------------------------------------------
@@ -520,6 +520,6 @@ def test_every_point_of_the_readmes_space_is_accepted_by_our_settings():
     rng = np.random.default_rng(1)
     for _ in range(50):
         values = study.space.sample(rng)
-        settings = seed_settings({**study.trainable.config["settings"], **values})
+        settings = rliable_settings({**study.trainable.config["settings"], **values})
         assert settings["steps"] == values["train_iterations"] + values["batch_size"]
         assert math.isclose(settings["samples_per_insert"], values["batch_size"])

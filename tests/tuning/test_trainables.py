@@ -36,7 +36,7 @@ def seed_config(folder: Path, **settings: Any) -> dict[str, Any]:
         "game": "CartPole-v1",
         "algorithm": "dqn",
         "preset": "rliable",
-        "is_seed": True,
+        "is_rliable": True,
         "mdl_file": "weights/dqn.model",
         "settings": {**SMALL, **settings},
         "folder": str(folder),

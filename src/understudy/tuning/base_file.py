@@ -15,11 +15,11 @@ from understudy.core.wording import joined
 from understudy.training.settings import Resolver, describe_algorithm
 from understudy.tuning.rows import is_rows_file, read_rows
 from understudy.tuning.trainables import (
-    SEED_SETTINGS,
+    RLIABLE_SETTINGS,
     AlgorithmTrainable,
     CustomTrainable,
     old_envs_allowed,
-    seed_settings,
+    rliable_settings,
 )
 from understudy.tuning.trial import TrainableSpec, Trial
 
@@ -70,7 +70,7 @@ def _read(fields: Any, path: Path) -> BaseFile:
         "settings": fields["hp_params"],
         "folder": str(mdl_file.parent),
         "rollout_workers": 0,
-        "is_seed": True,
+        "is_rliable": True,
     }
     if name == "DQN":
         if is_rows_file(environment):
@@ -80,7 +80,7 @@ def _read(fields: Any, path: Path) -> BaseFile:
             )
         try:
             for key, value in fields["hp_params"].items():
-                check_seed_setting(key, value)
+                check_rliable_setting(key, value)
         except ConfigError as error:
             raise ConfigError(f"hp_params: {error}") from None
         config |= {"game": environment, "algorithm": "dqn", "preset": "rliable"}
@@ -120,15 +120,15 @@ def resolve_environment(environment: str, folder: Path, class_name: str) -> tupl
     installed env in case and version. The class is empty if an algorithm is trained.
     """
     places = [folder / environment, Path(environment)]
-    if found := next((place for place in places if place.is_file()), None):
+    if rows := next((place for place in places if place.is_file()), None):
         if class_name not in ("", "DQN"):
-            read_rows(found)
-        return str(found.resolve()), []
+            read_rows(rows)
+        return str(rows.resolve()), []
     if is_rows_file(environment):
         if class_name == "CountModel":
-            rows = resources.files("understudy") / "tuning" / "count.json"
+            path = resources.files("understudy") / "tuning" / "count.json"
             hint = f"there are no rows at {environment}; CountModel uses those of understudy"
-            return str(rows), [hint]
+            return str(path), [hint]
         raise ConfigError(
             f"environment {environment} does not exist in {folder} or in the working folder; "
             "correct the path of its rows, or give the id of an env"
@@ -162,11 +162,13 @@ def resolve_environment(environment: str, folder: Path, class_name: str) -> tupl
     return environment, hints
 
 
-def check_seed_setting(name: str, value: Any) -> None:
+def check_rliable_setting(name: str, value: Any) -> None:
     """ConfigError unless RLiable's DQN, and ours, has this setting and accepts the value."""
-    if name not in SEED_SETTINGS:
-        raise ConfigError(f"class DQN has no setting {name}; {nearest(name, list(SEED_SETTINGS))}")
-    kind = SEED_SETTINGS[name].kind
+    if name not in RLIABLE_SETTINGS:
+        raise ConfigError(
+            f"class DQN has no setting {name}; {nearest(name, list(RLIABLE_SETTINGS))}"
+        )
+    kind = RLIABLE_SETTINGS[name].kind
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (kind is int and value != int(value)):
         raise ConfigError(
@@ -176,7 +178,7 @@ def check_seed_setting(name: str, value: Any) -> None:
         raise ConfigError(f"{name} is {value_text(value)}; give a number above 0")
     resolver = Resolver("dqn", describe_algorithm("dqn"))
     try:
-        for key, ours in seed_settings({"train_iterations": 1, name: value}).items():
+        for key, ours in rliable_settings({"train_iterations": 1, name: value}).items():
             resolver.set(key, ours)
         resolver.values()
     except ConfigError as error:

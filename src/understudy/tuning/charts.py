@@ -26,8 +26,8 @@ from understudy.tuning.pictures import (
     MAX_SVG_POINTS,
     PAPER,
     Picture,
-    Span,
     StudyArrays,
+    TrialSpan,
     label,
 )
 from understudy.tuning.result import StudyResult
@@ -174,17 +174,17 @@ def _history(study: StudyArrays) -> Picture | None:
 def _importance(study: StudyArrays) -> Picture | None:
     indices = np.flatnonzero(study.is_done)
     columns = {name: study.column(name) for name in study.dimensions}
-    found = importances(
+    ranking = importances(
         {name: [column[index] for index in indices] for name, column in columns.items()},
         study.values[indices].tolist(),
         rng=np.random.default_rng(0),
     )
-    if not found:
+    if not ranking:
         return None
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        shown = found[::-1]
+        shown = ranking[::-1]
         places = np.arange(len(shown))
         shares = 100 * np.array([each.share for each in shown])
         chances = 100 * np.array([each.chance for each in shown])
@@ -220,7 +220,7 @@ def _importance(study: StudyArrays) -> Picture | None:
         "search that tries good values more often shows less of what poor ones do."
         + study.left_out,
         draw=draw,
-        height_in=1.1 + 0.3 * len(found),
+        height_in=1.1 + 0.3 * len(ranking),
     )
 
 
@@ -553,7 +553,7 @@ def _parallel_axis(axes: "Axes", place: int, ticks: Floats, texts: Sequence[str]
         )
 
 
-def _places(spans: Sequence[Span]) -> list[tuple[int, int]]:
+def _places(spans: Sequence[TrialSpan]) -> list[tuple[int, int]]:
     """The slot of each span, and its lane there: the first that is free when it starts."""
     free_s: dict[int, list[float]] = {}
     places = []

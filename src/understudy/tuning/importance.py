@@ -41,13 +41,13 @@ def importances(
         return []
     ranks = _ranks(np.asarray(metric, np.float64))
     shuffled = rng.permuted(np.tile(ranks, (_SHUFFLES, 1)), axis=1)
-    found = []
+    ranking = []
     for name, column in columns.items():
         bins = bins_of(column)
         share = float(_shares(ranks[None], bins)[0])
         chance = float(np.quantile(_shares(shuffled, bins), 0.95))
-        found.append(Importance(name, max(0.0, share), max(0.0, chance)))
-    return sorted(found, key=lambda importance: -importance.share)
+        ranking.append(Importance(name, max(0.0, share), max(0.0, chance)))
+    return sorted(ranking, key=lambda importance: -importance.share)
 
 
 def bins_of(column: Sequence[Any]) -> npt.NDArray[np.intp]:

@@ -54,7 +54,7 @@ class TrialRecord:
     """When its process ended, at most."""
 
 
-class Lease(NamedTuple):
+class SlotTime(NamedTuple):
     """A trial on a slot; a trial whose slot ended has several."""
 
     trial_no: int
@@ -71,7 +71,7 @@ class StudyState:
     def __init__(self) -> None:
         self.created: Mapping[str, Any] = {}
         self.records: list[TrialRecord] = []
-        self.leases: list[Lease] = []
+        self.leases: list[SlotTime] = []
         """Of which the times are known, in the order of their starts."""
         self._open_leases: dict[int, int] = {}
         """The last lease of each trial, by its index, while it has no end."""
@@ -105,7 +105,7 @@ class StudyState:
     def _note_time(self, trial_no: int, kind: str, event: Mapping[str, Any]) -> None:
         if kind == "leased":
             self._open_leases[trial_no] = len(self.leases)
-            self.leases.append(Lease(trial_no, event["slot"], event["at_s"]))
+            self.leases.append(SlotTime(trial_no, event["slot"], event["at_s"]))
         elif (index := self._open_leases.pop(trial_no, None)) is not None:
             self.leases[index] = self.leases[index]._replace(end_s=event["at_s"])
 
@@ -137,7 +137,7 @@ class StudyState:
         ]
 
 
-class Read(NamedTuple):
+class JournalContent(NamedTuple):
     """The contents of a journal."""
 
     state: StudyState
@@ -145,7 +145,7 @@ class Read(NamedTuple):
     """Of the readable lines; an unfinished one may follow."""
 
 
-def read_journal(path: Path) -> Read:
+def read_journal(path: Path) -> JournalContent:
     """Read a journal, also while a study appends to it.
 
     ConfigError if there is none; Corrupt if a line in front of a readable one is damaged.
@@ -177,7 +177,7 @@ def read_journal(path: Path) -> Read:
         raise Corrupt(
             f"line 1 of {path} is damaged; restore the file from a copy, or start the study again"
         )
-    return Read(state, at)
+    return JournalContent(state, at)
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

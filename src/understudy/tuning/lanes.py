@@ -25,7 +25,7 @@ from understudy.nn.policy import Policy
 from understudy.training.env_info import EnvInfo, GameChoice, inspect_env
 from understudy.training.evaluation import AT_THE_END, WHILE_TRAINING, Evaluator, make_evaluator
 from understudy.training.settings import RunSettings, TrainRequest, resolve
-from understudy.tuning.trainables import LANE_METRICS, seed_settings
+from understudy.tuning.trainables import LANE_METRICS, rliable_settings
 from understudy.tuning.trial import Report, Trial, TrialResult, TrialState, Values
 
 DEFAULT_LANES = 8
@@ -85,11 +85,11 @@ class Lanes:
 
     def step(self) -> Sequence[Report | TrialResult]:
         """Train the lanes that do not wait for an answer; return what there is to tell."""
-        told: list[Report | TrialResult] = [*self._ended]
+        events: list[Report | TrialResult] = [*self._ended]
         self._ended = []
         active = {lane: own for lane, own in self._training.items() if not own.is_waiting}
         if not active:
-            return told
+            return events
         program = self._program
         assert program is not None
         n_rounds = min(own.rounds_to_mark for own in active.values())
@@ -100,12 +100,12 @@ class Lanes:
             own.rounds += n_rounds
             if skips[lane] >= _MAX_SKIPS:
                 error = f"its last {skips[lane]} updates were not finite; lower its learning rate"
-                told.append(self._result(lane, "failed", error=error))
+                events.append(self._result(lane, "failed", error=error))
             elif own.rounds == own.n_rounds:
-                told.append(self._finish(lane))
+                events.append(self._finish(lane))
             elif own.rounds % own.rounds_per_report == 0:
-                told.append(self._report(lane))
-        return told
+                events.append(self._report(lane))
+        return events
 
     def answer(self, trial_no: int, *, must_stop: bool) -> None:
         """Continue a trial that reported, or end it with the metrics of its last report."""
@@ -297,7 +297,7 @@ def _settings(config: Mapping[str, Any], values: Values, env_info: EnvInfo) -> R
     request = TrainRequest(
         algorithm=config["algorithm"],
         preset=config["preset"],
-        settings=seed_settings(settings) if config.get("is_seed") else settings,
+        settings=rliable_settings(settings) if config.get("is_rliable") else settings,
     )
     return resolve(request, env_info.spec)
 

@@ -178,7 +178,7 @@ class StudyArrays:
         return [by_score[place] for place in others] + by_score[-n_best:]
 
     @cached_property
-    def spans(self) -> "list[Span]":
+    def spans(self) -> "list[TrialSpan]":
         """When slots ran trials, by start."""
         return ended_spans(self.result)
 
@@ -197,7 +197,7 @@ class StudyArrays:
         return lambda time_s: float(np.interp(time_s, edges, at))
 
 
-class Span(NamedTuple):
+class TrialSpan(NamedTuple):
     """A lease with an end."""
 
     trial_no: int
@@ -206,7 +206,7 @@ class Span(NamedTuple):
     end_s: float
 
 
-def ended_spans(result: StudyResult) -> list[Span]:
+def ended_spans(result: StudyResult) -> list[TrialSpan]:
     """The leases with an end; a trial that runs now has the last time that is known as its end."""
     last_s = max((lease.end_s or lease.start_s for lease in result.leases), default=0.0)
     ended = {row.trial.trial_no for row in result.trials}
@@ -217,7 +217,9 @@ def ended_spans(result: StudyResult) -> list[Span]:
         if end_s is None and lease.trial_no not in ended and is_last[lease.trial_no] is lease:
             end_s = last_s
         if end_s is not None:  # the clock of a machine may be set back
-            spans.append(Span(lease.trial_no, lease.slot, lease.start_s, max(lease.start_s, end_s)))
+            spans.append(
+                TrialSpan(lease.trial_no, lease.slot, lease.start_s, max(lease.start_s, end_s))
+            )
     return sorted(spans, key=lambda span: span.start_s)
 
 

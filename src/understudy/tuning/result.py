@@ -17,7 +17,7 @@ import numpy as np
 from understudy.arena.statistics import compare
 from understudy.core.errors import ConfigError
 from understudy.core.statistics import MIN_FOR_INTERVAL, Estimate, mean
-from understudy.tuning.journal import NAME, Lease, Row, read_journal, table
+from understudy.tuning.journal import NAME, Row, SlotTime, read_journal, table
 from understudy.tuning.search import HELD_OUT, branch
 from understudy.tuning.study_file import (
     ConvergenceConfig,
@@ -175,7 +175,7 @@ class StudyResult:
     """The finalists on held-out seeds; None until all of these trainings have ended."""
     max_trials: int = 0
     """Of the search, also if it was extended."""
-    leases: Sequence[Lease] = ()
+    leases: Sequence[SlotTime] = ()
     """Which slot ran which trial of the search, and when; empty if the journal has no times."""
 
     @property
@@ -304,7 +304,7 @@ def _probability(metric: Metric, one: Finalist, other: Finalist) -> Estimate:
     return compare(first, second, np.random.default_rng(0))
 
 
-class Repeated:
+class RepeatSearch:
     """The searcher of a test: each finalist's values, once for each seed."""
 
     def __init__(self, finalists: Sequence[Values], n_seeds: int) -> None:
@@ -320,7 +320,7 @@ class Repeated:
         """Nothing is learned from results."""
 
 
-def winner_study(result: StudyResult) -> tuple[StudyConfig, Repeated] | None:
+def winner_study(result: StudyResult) -> tuple[StudyConfig, RepeatSearch] | None:
     """The test that a study needs, and its searcher; None if it needs none, or has none yet.
 
     `config["folder"]` of its trainable is the test's folder.
@@ -344,7 +344,7 @@ def winner_study(result: StudyResult) -> tuple[StudyConfig, Repeated] | None:
         convergence=ConvergenceConfig(),
         notes=(),
     )
-    return test, Repeated([row.trial.values for row in finalists], config.search.test_seeds)
+    return test, RepeatSearch([row.trial.values for row in finalists], config.search.test_seeds)
 
 
 def _has_test(result: StudyResult) -> bool:

@@ -39,7 +39,7 @@ from understudy.training.settings import (
 from understudy.tuning.base_file import (
     ALGORITHM,
     CUSTOM,
-    check_seed_setting,
+    check_rliable_setting,
     custom_class,
     read_base,
     read_json,
@@ -52,7 +52,7 @@ from understudy.tuning.trainables import (
     DIFFERENCES,
     LANE_METRICS,
     METRICS,
-    SEED_SETTINGS,
+    RLIABLE_SETTINGS,
     model_path,
 )
 from understudy.tuning.trial import Metric, TrainableSpec, Trial, TrialResult
@@ -218,13 +218,13 @@ def read_study(path: str | Path, *, level: int = 0, **overrides: Any) -> StudyCo
             "2 (the rollouts of a trial in parallel)"
         )
     try:
-        study = _from_toml(path) if path.suffix == ".toml" else _from_seed(path, level)
+        study = _from_toml(path) if path.suffix == ".toml" else _from_rliable(path, level)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return with_settings(study, overrides)
 
 
-def seed_results(
+def rliable_results(
     study: StudyConfig, trials: Iterable[tuple[Trial, TrialResult]]
 ) -> dict[str, dict[str, Any]]:
     """The results in RLiable's format: by number, each trial's settings and metric.
@@ -379,7 +379,7 @@ def _with_metric(study: StudyConfig, fields: Mapping[str, Any]) -> StudyConfig:
 _GRID_KEYS = ("config", "optim_name", "num_workers", "grid", "metric", "max_iters", "convergence")
 
 
-def _from_seed(path: Path, level: int) -> StudyConfig:
+def _from_rliable(path: Path, level: int) -> StudyConfig:
     fields = read_json(path)
     if not isinstance(fields, dict):
         raise ConfigError(f"it has {value_text(fields)}; give an object with {joined(_GRID_KEYS)}")
@@ -415,13 +415,13 @@ def _from_seed(path: Path, level: int) -> StudyConfig:
         )
     trainable, mdl_file, notes = read_base(base_path)
     is_dqn = trainable.path == ALGORITHM
-    types = {key: seed.kind for key, seed in SEED_SETTINGS.items()} if is_dqn else {}
+    types = {key: setting.kind for key, setting in RLIABLE_SETTINGS.items()} if is_dqn else {}
     try:
         space = read_space(fields["grid"], types=types)
         if is_dqn:
             for key, dimension in space.dimensions.items():
                 for value in _candidates(dimension):
-                    check_seed_setting(key, value)
+                    check_rliable_setting(key, value)
             if "train_iterations" not in {*space.dimensions, *trainable.config["settings"]}:
                 raise ConfigError(
                     f"train_iterations is missing; give it here, or in hp_params of {base_path}"
@@ -450,9 +450,9 @@ def _differences(named: Set[str]) -> list[str]:
     """How trials differ from RLiable's; `named` settings are as the file says."""
     return [
         *(
-            f"{name} is {seed.default:g} by default; {seed.difference}"
-            for name, seed in SEED_SETTINGS.items()
-            if seed.difference and name not in named
+            f"{name} is {setting.default:g} by default; {setting.difference}"
+            for name, setting in RLIABLE_SETTINGS.items()
+            if setting.difference and name not in named
         ),
         *DIFFERENCES,
     ]
@@ -571,7 +571,7 @@ def _own_trainable(
         "mdl_file": own.get("mdl_file", "model"),
         "settings": dict(settings),
         "rollout_workers": 0,
-        "is_seed": False,
+        "is_rliable": False,
     }
     if "class" in own:
         config |= {"class": own["class"], **custom_class(own["class"])}

@@ -48,7 +48,7 @@ def model_path(config: Mapping[str, Any], trial_no: int) -> Path:
 # --- RLiable's names ------------------------------------------------------------------------------
 
 
-class SeedSetting(NamedTuple):
+class RliableSetting(NamedTuple):
     """A setting of RLiable's DQN."""
 
     kind: type
@@ -60,20 +60,24 @@ class SeedSetting(NamedTuple):
     """How the default differs from RLiable's."""
 
 
-SEED_SETTINGS: Mapping[str, SeedSetting] = {
-    "train_iterations": SeedSetting(int, None, "steps: so many iterations, after the first batch"),
-    "collect_steps_per_iteration": SeedSetting(int, 1, "collect: env steps before each update"),
-    "batch_size": SeedSetting(int, 64, "batch, and min_inserts: steps before the first update"),
-    "learning_rate": SeedSetting(float, 1e-3, "learning_rate"),
-    "qnet_fc_hidden_size": SeedSetting(int, 100, "widths: of one hidden layer"),
-    "num_eval_episodes": SeedSetting(int, 10, "eval_episodes, and test_episodes unless it is set"),
-    "num_test_episodes": SeedSetting(int, 0, "test_episodes"),
-    "log_interval": SeedSetting(int, 200, "nothing: every update is in the run's events"),
-    "eval_interval": SeedSetting(int, 1_000, "eval_every: iterations between two evaluations"),
-    "replay_buffer_max_length": SeedSetting(int, 100_000, "capacity"),
-    "gamma": SeedSetting(float, 0.99, "discount", "RLiable has 1.0"),
-    "target_period": SeedSetting(int, 50, "target_period", "RLiable has 1"),
-    "epsilon": SeedSetting(float, 0.1, "epsilon"),
+RLIABLE_SETTINGS: Mapping[str, RliableSetting] = {
+    "train_iterations": RliableSetting(
+        int, None, "steps: so many iterations, after the first batch"
+    ),
+    "collect_steps_per_iteration": RliableSetting(int, 1, "collect: env steps before each update"),
+    "batch_size": RliableSetting(int, 64, "batch, and min_inserts: steps before the first update"),
+    "learning_rate": RliableSetting(float, 1e-3, "learning_rate"),
+    "qnet_fc_hidden_size": RliableSetting(int, 100, "widths: of one hidden layer"),
+    "num_eval_episodes": RliableSetting(
+        int, 10, "eval_episodes, and test_episodes unless it is set"
+    ),
+    "num_test_episodes": RliableSetting(int, 0, "test_episodes"),
+    "log_interval": RliableSetting(int, 200, "nothing: every update is in the run's events"),
+    "eval_interval": RliableSetting(int, 1_000, "eval_every: iterations between two evaluations"),
+    "replay_buffer_max_length": RliableSetting(int, 100_000, "capacity"),
+    "gamma": RliableSetting(float, 0.99, "discount", "RLiable has 1.0"),
+    "target_period": RliableSetting(int, 50, "target_period", "RLiable has 1"),
+    "epsilon": RliableSetting(float, 0.1, "epsilon"),
 }
 """RLiable's settings of DQN, and ours. An iteration is `collect_steps_per_iteration` env steps and
 one update of `batch_size` transitions; at level 2 each rollout worker plays an iteration at a time.
@@ -88,15 +92,15 @@ DIFFERENCES = (
 """Between a trial of class DQN and one of RLiable, besides defaults."""
 
 
-def seed_settings(values: Values, *, rollout_workers: int = 0) -> dict[str, Any]:
+def rliable_settings(values: Values, *, rollout_workers: int = 0) -> dict[str, Any]:
     """Our settings for RLiable's, which may be whole numbers such as 32.0.
 
     ConfigError if `train_iterations` is missing.
     """
     if "train_iterations" not in values:
         raise ConfigError("train_iterations is missing; give it in hp_params or in the grid")
-    named: dict[str, Any] = {name: seed.default for name, seed in SEED_SETTINGS.items()}
-    named |= {name: SEED_SETTINGS[name].kind(value) for name, value in values.items()}
+    named: dict[str, Any] = {name: setting.default for name, setting in RLIABLE_SETTINGS.items()}
+    named |= {name: RLIABLE_SETTINGS[name].kind(value) for name, value in values.items()}
     envs = max(1, rollout_workers)
     collect = named["collect_steps_per_iteration"]
     batch = named["batch_size"]
@@ -206,8 +210,8 @@ class AlgorithmTrainable:
         config = self._config
         workers = config["rollout_workers"]
         settings = {**config["settings"], **values}
-        if config["is_seed"]:
-            return seed_settings(settings, rollout_workers=workers)
+        if config["is_rliable"]:
+            return rliable_settings(settings, rollout_workers=workers)
         if not workers:
             return settings
         from understudy.training.env_info import GameChoice, inspect_env

@@ -42,11 +42,11 @@ from understudy.tuning.study_file import (
     SlotsConfig,
     StudyConfig,
     read_study,
-    seed_results,
+    rliable_results,
     study_from_json,
     with_settings,
 )
-from understudy.tuning.trainables import seed_settings
+from understudy.tuning.trainables import rliable_settings
 from understudy.tuning.trial import Searcher
 
 MIN_LAG = 8
@@ -263,7 +263,7 @@ def _run(
             write_file(folder / "study.json", text.encode(), mode=0o644)
         _write_best(result)
         if result.ended:
-            _write_seed_results(result, state.created["id"])
+            _write_rliable_results(result, state.created["id"])
         return result
 
 
@@ -419,8 +419,8 @@ def _write_best(result: StudyResult) -> None:
     if result.best is None or "algorithm" not in config:
         return
     settings = {**config["settings"], **result.best.trial.values}
-    if config["is_seed"]:
-        settings = seed_settings(settings)
+    if config["is_rliable"]:
+        settings = rliable_settings(settings)
     name = algorithm_name(config["algorithm"])
     resolver = Resolver(name, describe_algorithm(name) if name in ALGORITHMS else None)
     for setting, value in settings.items():
@@ -429,14 +429,14 @@ def _write_best(result: StudyResult) -> None:
     write_file(result.folder / BEST, preset_text(name, sections).encode(), mode=0o644)
 
 
-def _write_seed_results(result: StudyResult, study_id: str) -> None:
+def _write_rliable_results(result: StudyResult, study_id: str) -> None:
     """Write the results in RLiable's format beside the model, if the study is from its files."""
     config = result.config
-    if not config.trainable.config.get("is_seed"):
+    if not config.trainable.config.get("is_rliable"):
         return
     is_parallel = config.slots.slots > 1 or config.slots.rollout_workers > 0
     kind = "parallel_cv_2" if is_parallel else "single_cv"
     path = Path(config.trainable.config["mdl_file"]).parent / f"{kind}-{study_id}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(seed_results(config, result.trials), indent=1) + "\n"
+    text = json.dumps(rliable_results(config, result.trials), indent=1) + "\n"
     write_file(path, text.encode(), mode=0o644)
