@@ -537,21 +537,10 @@ def _print(out: Console, result: StudyResult) -> None:
                 *(_value_text(row.trial.values, setting) for setting in settings),
             )
         out.print(best_table)
-    states = [row.result.state for row in result.trials]
-    counts = [
-        f"{states.count(state)} {state}" for state in ("stopped", "failed") if state in states
-    ]
     is_running = is_locked(result.folder / LOCK)
-    if result.ended:
-        lines = [", ".join([f"{count_of(len(states), 'trial')}", *counts])]
-        lines[0] += f"; {escape(result.ended)}"
-    else:
-        lines = [", ".join([f"{len(states)} of {count_of(result.max_trials, 'trial')}", *counts])]
-        lines[0] += "; running" if is_running else "; not finished"
-    if len(best) < len(states):
-        lines[0] += f"; the table has the best {len(best)}" if best else ""
+    lines = [_status(result, len(best), is_running=is_running)]
     lines += [f"[yellow]note[/] {warning}" for warning in result.warnings]
-    if states and not best:
+    if result.trials and not best:
         lines.append("no trial can be the best: each one failed, or is outside a constraint")
     if result.test is not None:
         out.print(_held_out_table(result.test.finalists))
@@ -559,15 +548,28 @@ def _print(out: Console, result: StudyResult) -> None:
     elif result.ended and not result.is_finished and not is_running:
         lines.append("the best trials were not yet trained on all held-out seeds")
     lines.append(f"study   {escape(str(result.folder))}")
-    if is_running:
-        pass
-    elif not result.is_finished:
+    if not result.is_finished and not is_running:
         lines.append(f"next: understudy tune resume {escape(shlex.quote(str(result.folder)))}")
-    elif (result.folder / BEST).exists():
+    elif result.is_finished and (result.folder / BEST).exists():
         game = shlex.quote(str(result.config.trainable.config["game"]))
         folder = shlex.quote(str(result.folder))
         lines.append(f"next: understudy train {escape(game)} --preset {escape(folder)}")
     out.print("\n".join(lines), soft_wrap=True)
+
+
+def _status(result: StudyResult, n_shown: int, *, is_running: bool) -> str:
+    """How many trials have ended and how, in one line."""
+    states = [row.result.state for row in result.trials]
+    parts = [count_of(len(states), "trial")]
+    if not result.ended:
+        parts[0] = f"{len(states)} of {count_of(result.max_trials, 'trial')}"
+    parts += [
+        f"{states.count(state)} {state}" for state in ("stopped", "failed") if state in states
+    ]
+    line = f"{', '.join(parts)}; {escape(result.ended)}"
+    if not result.ended:
+        line += "running" if is_running else "not finished"
+    return f"{line}; the table has the best {n_shown}" if 0 < n_shown < len(states) else line
 
 
 def _held_out_table(finalists: Sequence[Finalist], names: Sequence[str] = ()) -> ResultTable:
