@@ -25,7 +25,7 @@ def processes_in(folder: Path) -> list[str]:
     return [line for line in found.splitlines() if str(folder) in line]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1_200)
 @pytest.mark.parametrize(
     ("words", "servers"),
     [
@@ -44,15 +44,18 @@ def processes_in(folder: Path) -> list[str]:
 def test_the_bot_gets_better_and_nothing_is_lost(
     words: str, servers: tuple[str, ...], tmp_path: Path
 ):
-    """Takes over 20 seconds: servers start, and a bot improves measurably."""
+    """Takes over 20 seconds: servers start, and a bot improves measurably.
+
+    It ends with the improvement; the limit is for machines that are busy with other work.
+    """
     must_have(*servers)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [UNDERSTUDY, "demo", *words.split(), "--seconds", "400", "--check", "--json"],
+        [UNDERSTUDY, "demo", *words.split(), "--seconds", "700", "--check", "--json"],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=850,
+        timeout=1_150,
         check=False,
     )
     assert done.returncode == 0, f"{done.stderr[-3000:]}\n{done.stdout[-1000:]}"
