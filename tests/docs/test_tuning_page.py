@@ -31,6 +31,6 @@ def test_the_page_works_as_it_stands(tmp_path: Path):
     assert len(list((tmp_path / "S" / "trials").iterdir())) == 8
     best = (tmp_path / "S" / "best.toml").read_text()
     preset = (tmp_path / "R" / "preset.toml").read_text()
-    found = re.findall("^(?:batch|n_step|steps) = .*", best, re.MULTILINE)
+    found = re.findall("^(?:batch|target_period|steps) = .*", best, re.MULTILINE)
     assert len(found) == 3
     assert {*found} <= {*preset.splitlines()}
