@@ -5,6 +5,7 @@ import itertools
 import json
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,11 +24,21 @@ from understudy.ports import Collected
 ray = pytest.importorskip("ray")
 
 
+@contextlib.contextmanager
+def cluster_of(**options: bool) -> Iterator[RayCluster]:
+    """A cluster in a folder with a short path: those of Ray's sockets begin with it, up to 107
+    bytes, and a folder of pytest may be too long for them.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        contextlib.closing(RayCluster(Path(folder), **options)) as cluster,
+    ):
+        yield cluster
+
+
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    """Its path is short, since those of sockets begin with it."""
-    folder = tmp_path_factory.mktemp("r")
-    with contextlib.closing(RayCluster(folder, has_jobs=True)) as cluster:
+def cluster() -> Iterator[RayCluster]:
+    with cluster_of(has_jobs=True) as cluster:
         yield cluster
 
 
@@ -56,12 +67,9 @@ def test_an_address_that_cannot_be_used_is_refused_with_the_reason(
         refused(f"127.0.0.1:{silent.getsockname()[1]}", "cannot use|did not answer as Ray")
 
 
-def test_a_cluster_that_runs_the_code_of_anyone_is_refused(
-    tmp_path_factory: pytest.TempPathFactory,
-):
-    folder = tmp_path_factory.mktemp("o")
+def test_a_cluster_that_runs_the_code_of_anyone_is_refused():
     with (
-        contextlib.closing(RayCluster(folder, has_token=False)) as cluster,
+        cluster_of(has_token=False) as cluster,
         pytest.raises(ConfigError, match=r"runs the code of anyone.*RAY_AUTH_MODE=token"),
     ):
         RaySession(cluster.address, num_cpus=1)
