@@ -191,7 +191,8 @@ class FailingSpark(ThreadSpark):
         if self._joins and not self.n_jobs:
             self.n_jobs += 1
             address, key = task.args  # type: ignore[attr-defined]
-            multiprocessing.connection.Client(address, authkey=key).close()
+            with multiprocessing.connection.Client(address, authkey=key) as connection:
+                connection.recv_bytes()  # it has a slot
         elif self._joins:
             super().foreachPartition(task)
             return

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -132,11 +132,18 @@ class LocalSlot:
         self._log = log
 
     def send(self, message: Fields) -> None:
-        self.process.send(message)
+        with self._with_log():
+            self.process.send(message)
 
     def receive(self) -> Fields:
-        try:
+        with self._with_log():
             return self.process.receive()[0]
+
+    @contextlib.contextmanager
+    def _with_log(self) -> Iterator[None]:
+        """Names the file with the output of a process that has ended."""
+        try:
+            yield
         except SlotLost as error:
             raise SlotLost(f"{error}; its output is in {self._log}") from None
 
