@@ -223,9 +223,9 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
         title=f"Promotions among the last {JUDGED} candidates, by true return",
         title_justify="left",
     )
-    headings = ("seed", "play", "candidates", "promoted", "judged", "promoted of these")
-    for heading in (*headings, "largest loss", "first", "last champion", "episodes", "lost steps"):
-        table.add_column(heading, justify="right")
+    headings = ("seed", "play", "candidates", "promoted", "of these late", "worst change")
+    for heading in (*headings, "first bot", "last", "episodes", "lost steps"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("missed")
     for row in rows:
         means = {model["model"]: model["mean"] for model in row["models"]}
@@ -237,7 +237,6 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
             f"{row['play_s']:g} s",
             str(row["n_candidates"]),
             str(row["n_promotions"]),
-            str(row["n_judged"]),
             str(len(row["promotions"])),
             "" if worst is None else f"{worst['change']:+.4g} ± {worst['interval']:.2g}",
             *([f"{means[model]:.4g}" for model in ends] or ["", ""]),

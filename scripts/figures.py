@@ -341,7 +341,7 @@ def _candidates(result: dict[str, Any]) -> str:
         "",
         (
             "| game | seconds of play | candidates, by seed | promoted | last ten: promoted "
-            "| largest loss | lowered the return |"
+            "| worst change | lowered the return |"
         ),
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -351,10 +351,10 @@ def _candidates(result: dict[str, Any]) -> str:
         late = ", ".join(str(len(row["promotions"])) for row in rows)
         changes = [each for row in rows for each in row["promotions"]]
         worst = min(changes, key=lambda each: float(each["change"]), default=None)
-        loss = "" if worst is None else f"{worst['change']:+.3g} ± {worst['interval']:.2g}"
+        change = "" if worst is None else f"{worst['change']:+.3g} ± {worst['interval']:.2g}"
         n_lowered = sum(each["is_lowered"] for each in changes)
         lines.append(
-            f"| {game} | {play_s:g} | {candidates} | {promoted} | {late} | {loss} | {n_lowered}"
+            f"| {game} | {play_s:g} | {candidates} | {promoted} | {late} | {change} | {n_lowered}"
             f"{' **missed**' if any(row['missed'] for row in rows) else ''} |"
         )
     return "\n".join(lines)
