@@ -58,6 +58,8 @@ bench:  ## measure every figure of docs/figures.md, ours and those of peers
 	$(BIN)/python bench/run.py all
 	@# Hours: 27 runs; a run that was measured with this commit is kept.
 	$(BIN)/python bench/players.py loop
+	@# More than an hour: ten loops of 400 s; kept in the same way.
+	$(BIN)/python bench/candidates.py
 	@# Hours: four games, five or six algorithms each, three seeds; kept in the same way.
 	$(BIN)/python bench/offline_peers.py
 

@@ -34,7 +34,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import random
 import resource
 import sys
@@ -57,6 +56,7 @@ if __name__ == "__main__":
 
 from bench.machine import commit, machine  # noqa: E402
 from bench.people import FAULTLESS, GAMES, RANDOM, PeopleGame, Person, Skill, play  # noqa: E402
+from bench.rows import kept_rows, read_rows, write_rows  # noqa: E402
 from understudy.backends.data import DataFolder  # noqa: E402
 from understudy.backends.deployment import open_deployment  # noqa: E402
 from understudy.cli.interrupts import Interrupts  # noqa: E402
@@ -531,10 +531,15 @@ def misses(row: Mapping[str, Any]) -> list[str]:
     if any(bot["on_scale"] < row["random_on_scale"] for bot in row["promotions"]):
         missed.append("promoted below random play")
     for before, after in itertools.pairwise(row["promotions"]):
-        error = math.hypot(before["standard_error"], after["standard_error"])
-        if after["mean"] < before["mean"] - 1.96 * error:
+        if is_lowered(before, after):
             missed.append(f"model {after['model']} lowered the champion's return")
     return missed
+
+
+def is_lowered(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether a bot's mean return is below that of the one before it by more than the error."""
+    error = math.hypot(before["standard_error"], after["standard_error"])
+    return bool(after["mean"] < before["mean"] - 1.96 * error)
 
 
 def _measure_loops(games: Sequence[PeopleGame], options: argparse.Namespace) -> int:
@@ -544,15 +549,9 @@ def _measure_loops(games: Sequence[PeopleGame], options: argparse.Namespace) -> 
         seeds = range(options.seed, options.seed + 1)
     episodes = QUICK_TRUE_EPISODES if options.quick else TRUE_EPISODES
     out = options.out or (None if options.quick else LOOPS)
-    if out and not out.parent.is_dir():
-        raise UnderstudyError(f"the folder {out.parent} does not exist; create it, or pass --out")
-    rows = _read_rows(out) if out else []
+    rows = read_rows(out, _run_of) if out else []
     asked = [(game.name, seed, steps, episodes) for game in games for seed in seeds]
-    here = commit()
-    has_changed = here.endswith("(changed)")
-    done = {
-        _run_of(row) for row in rows if options.keep or (row["commit"] == here and not has_changed)
-    }
+    done = {_run_of(row) for row in kept_rows(rows, every=options.keep)}
     console = Console(stderr=True)
     with Interrupts(hurry=kill_children), Progress(console=console) as progress:
         for run in asked:
@@ -563,7 +562,7 @@ def _measure_loops(games: Sequence[PeopleGame], options: argparse.Namespace) -> 
             rows = [*(other for other in rows if _run_of(other) != run), row]
             rows.sort(key=lambda row: (list(GAMES).index(row["game"]), row["steps"], row["seed"]))
             if out:
-                _write_rows(out, rows)
+                write_rows(out, rows)
             progress.console.print(_line(row), highlight=False)
     shown = [row for row in rows if _run_of(row) in asked]
     _show_loops(shown)
@@ -595,28 +594,6 @@ def _measure_loop(run: tuple[str, int, int, int], progress: Progress) -> dict[st
         finally:
             end_children()
             progress.remove_task(bar)
-
-
-def _read_rows(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    try:
-        rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
-        for row in rows:
-            _run_of(row)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UnderstudyError(
-            f"{path} is not a result of this command ({error!r}); move it away, or pass another "
-            "--out"
-        ) from None
-    return rows
-
-
-def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    result = {"format": 1, "machine": machine(), "rows": rows}
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    temporary.replace(path)
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -158,6 +158,7 @@ def figures() -> str:
     ]
     parts += [_learning(learning[0]) if learning else NOT_LEARNED]
     parts += [_players(result) for result in _results("players.json")]
+    parts += [_candidates(result) for result in _results("candidates.json")]
     parts += [_offline_peers(result) for result in _results("offline-peers.json")]
     parts += [_learner(learner)] if learner else []
     return "\n\n".join(parts)
@@ -323,6 +324,38 @@ def _players(result: dict[str, Any]) -> str:
             f"| {game} | {steps:,} | {champions} | {rows[0]['random_on_scale']:.2f} "
             f"| {'' if lowest is None else f'{lowest:.2f}'} | {promoted} | {candidates} "
             f"| {minutes:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def _candidates(result: dict[str, Any]) -> str:
+    """A line for each game, with all of its seeds."""
+    days, commits = _origin(result["rows"])
+    runs: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        runs.setdefault((row["game"], row["play_s"]), []).append(row)
+    lines = [
+        f"Late candidates (`bench/candidates.py`, {days}, at {commits}; the demo's loop, played",
+        "ten times as long; goal: of the last ten candidates none is promoted whose mean return",
+        "over 1,000 episodes is below that of the champion before it by more than the error):",
+        "",
+        (
+            "| game | seconds of play | candidates, by seed | promoted | last ten: promoted "
+            "| worst change | lowered the return |"
+        ),
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for (game, play_s), rows in runs.items():
+        candidates = ", ".join(str(row["n_candidates"]) for row in rows)
+        promoted = ", ".join(str(row["n_promotions"]) for row in rows)
+        late = ", ".join(str(len(row["promotions"])) for row in rows)
+        changes = [each for row in rows for each in row["promotions"]]
+        worst = min(changes, key=lambda each: float(each["change"]), default=None)
+        change = "" if worst is None else f"{worst['change']:+.3g} ± {worst['interval']:.2g}"
+        n_lowered = sum(each["is_lowered"] for each in changes)
+        lines.append(
+            f"| {game} | {play_s:g} | {candidates} | {promoted} | {late} | {change} | {n_lowered}"
+            f"{' **missed**' if any(row['missed'] for row in rows) else ''} |"
         )
     return "\n".join(lines)
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from understudy.core.errors import ConfigError
 from understudy.core.location import parse_location
 from understudy.core.statistics import Estimate
 from understudy.dev.process import Identity, Process
 from understudy.dev.recipes import ServerFolder
 from understudy.dev.servers import Server
 from understudy.simulation import loop
-from understudy.simulation.loop import LoopResult
+from understudy.simulation.loop import LoopConfig, LoopResult
 from understudy.simulation.verify import Verification
 
 ODD = Path("/srv/A & B/100%41 #1+2/Zürich=?")
@@ -85,6 +86,12 @@ def test_options_for_the_data_folder_have_no_url(servers):
     assert (
         loop.address("kafka://h:1/t?credentials=F", servers, "x") == "kafka://h:1/t?credentials=F"
     )
+
+
+@pytest.mark.parametrize("min_seconds", [-1.0, 86_401.0, float("nan")])
+def test_a_shortest_time_that_cannot_be_played_is_rejected(min_seconds: float):
+    with pytest.raises(ConfigError, match="pass a number from 0 to 86400, such as 30"):
+        LoopConfig(min_seconds=min_seconds)
 
 
 def test_numbers_are_rounded():

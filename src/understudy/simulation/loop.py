@@ -60,8 +60,6 @@ SERVES = 400
 EPISODES = 100
 _TICK_S = 0.1
 _READY_S = _STARTED_S = 120.0
-_MIN_S = 30.0
-"""Minimum time to play, since the second bot is seldom the best one."""
 
 
 # --- Backends -------------------------------------------------------------------------------------
@@ -303,6 +301,8 @@ class LoopConfig:
     people: int = 8
     max_seconds: float = 150.0
     """Longest time to play, counted from the moment when all roles run."""
+    min_seconds: float = 30.0
+    """Shortest time to play, unless `max_seconds` is less: the second bot is seldom the best."""
     kill: Killable | None = None
     """A role to kill once the first bot plays; no step may be lost."""
     seed: int = 0
@@ -314,6 +314,10 @@ class LoopConfig:
         if not 5 <= self.max_seconds <= 86_400:
             raise ConfigError(
                 f"--seconds is {self.max_seconds}; pass a number from 5 to 86400, such as 150"
+            )
+        if not 0 <= self.min_seconds <= 86_400:
+            raise ConfigError(
+                f"min_seconds is {self.min_seconds}; pass a number from 0 to 86400, such as 30"
             )
         if not 0 <= self.seed <= 1_000_000:
             raise ConfigError(f"--seed is {self.seed}; pass a number from 0 to 1000000")
@@ -495,7 +499,7 @@ class Loop:
                 self._kill_if_due(platform)
             self._look(platform, people, registry)
             has_shown = judge.has_improved and (self._config.kill is None or self._killed)
-            if has_shown and self._play_s >= _MIN_S:
+            if has_shown and self._play_s >= self._config.min_seconds:
                 return
             time.sleep(_TICK_S)
 

@@ -1,0 +1,45 @@
+"""Result files of a row for each run, so that a second call measures only the missing runs."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.machine import commit, machine
+from understudy.core.errors import UnderstudyError
+
+Row = Mapping[str, Any]
+
+
+def read_rows(path: Path, run_of: Callable[[Row], object]) -> list[dict[str, Any]]:
+    """The rows of a result, if there is one; `run_of` raises KeyError for rows of another form."""
+    if not path.parent.is_dir():
+        raise UnderstudyError(f"the folder {path.parent} does not exist; create it, or pass --out")
+    if not path.exists():
+        return []
+    try:
+        rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+        for row in rows:
+            run_of(row)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnderstudyError(
+            f"{path} is not a result of this command ({error!r}); move it away, or pass another "
+            "--out"
+        ) from None
+    return rows
+
+
+def kept_rows(rows: Sequence[Row], *, every: bool) -> list[Row]:
+    """The rows that are not measured again: those of the checked-out commit, or every one."""
+    here = commit()
+    is_known = here != "unknown" and not here.endswith("(changed)")
+    return [row for row in rows if every or (is_known and row["commit"] == here)]
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write a result, with a description of this machine."""
+    result = {"format": 1, "machine": machine(), "rows": rows}
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.replace(path)
