@@ -130,7 +130,8 @@ class E1Lanes:
     def start(self, seed: int) -> None:
         """Start all trials, with values drawn from the seed."""
         rng = np.random.default_rng(seed)
-        rates = np.exp(rng.uniform(*map(math.log, LEARNING_RATES), size=self.lanes))
+        low, high = map(math.log, LEARNING_RATES)
+        rates = np.exp(rng.uniform(low, high, size=self.lanes))
         seeds = rng.integers(1 << 31, size=self.lanes)
         discounts = rng.uniform(*DISCOUNTS, size=self.lanes)
         self.program.start_all(seeds.tolist(), discounts.tolist())
@@ -217,7 +218,7 @@ class Bench:
     """What the gate's trials must have reached."""
     measured: list[tuple[int, Figure]] = field(default_factory=list)
     last_s: float = 0.0
-    """How long the last number of lanes took."""
+    """How long the last number of lanes took, with its compilation."""
     known: E1Lanes | None = None
     """The gate's lanes, whose program is compiled."""
     compile_s: float = 0.0
@@ -258,6 +259,7 @@ class Bench:
         )
         lanes.program.free()
         self.known = lanes
+        self.last_s = self.compile_s + size.seconds
 
     def count(
         self, _: Path, size: Size, findings: Findings, *, lanes: int, is_as_studies: bool = False
