@@ -177,6 +177,7 @@ def search_with_optuna(request: dict[str, Any]) -> list[Ended]:
         return [
             Ended(trial.datetime_complete.timestamp(), trial.value, trial.params)
             for trial in study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+            if trial.datetime_complete is not None and trial.value is not None
         ]
 
 
