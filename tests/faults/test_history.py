@@ -60,7 +60,7 @@ class Stage:
             data=str(self.data.root),
             players=[f"{name}-{at}" for at in range(2)],
             seed=self._rng.randrange(1 << 30),
-            rate=400.0,
+            rate=150.0,
             url=f"http://127.0.0.1:{self._port}",
             key=self._key,
             folder=str(self._root),
