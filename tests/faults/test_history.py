@@ -61,6 +61,7 @@ class Stage:
             players=[f"{name}-{at}" for at in range(2)],
             seed=self._rng.randrange(1 << 30),
             rate=150.0,
+            linger_s=0.1,
             url=f"http://127.0.0.1:{self._port}",
             key=self._key,
             folder=str(self._root),

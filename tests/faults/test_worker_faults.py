@@ -158,6 +158,7 @@ def test_workers_rejoin_after_partitions_loss_and_delay_and_no_step_counts_twice
 ):
     slow = "train:tests.faults.slow_steps:Slow"
     settings = {"envs": 4, "actors": 2, "min_inserts": 200, "lease_s": 3.0, "keep_history": True}
+    settings["prioritised"] = False  # or the learner would load numba for two seconds
     # A lease must outlast the join, whose policy takes several round trips of 0.4 s and more.
     rng = np.random.default_rng(seed)
     fired: Counter[str] = Counter()
