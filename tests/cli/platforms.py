@@ -86,13 +86,14 @@ class Up:
 class Sender:
     """Sends sessions, each chunk until it is acknowledged, like a client with a spool."""
 
-    def __init__(self, url: str, key: str, *, seed: int = 0) -> None:
+    def __init__(self, url: str, key: str, *, seed: int = 0, pause_s: float = 0.0) -> None:
         self._http = urllib3.PoolManager(retries=False, timeout=60.0)
         self._url = f"{url}/v1/games/{SPEC.game}"
         self._headers = {"authorization": f"Bearer {key}"}
         self._rng = np.random.default_rng(seed)
         self.acked_steps = 0
         self.failures = 0
+        self._pause_s = pause_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -133,7 +134,7 @@ class Sender:
         return self._http.request("GET", self._url, headers=self._headers).status
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._stop.wait(self._pause_s):
             self.send_session()
 
     def __enter__(self) -> "Sender":

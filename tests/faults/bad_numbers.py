@@ -151,14 +151,6 @@ class SpoiledWhileFast(SpoiledDqn):
         return jnp.where((state.updates >= 40) & (knobs["learning_rate"] > 7e-4), jnp.nan, 0.0)
 
 
-class SpoiledForGood(SpoiledDqn):
-    """From some update on, whatever is done about it."""
-
-    @staticmethod
-    def spoils(state: DqnState, batch: Any, knobs: Mapping[str, Any]) -> Any:
-        return jnp.where(state.updates >= 40, jnp.inf, 0.0)
-
-
 # --- a game ---------------------------------------------------------------------------------------
 
 

@@ -176,7 +176,7 @@ def _preload() -> None:
     for name in (
         "matplotlib.figure",
         "matplotlib.backends.backend_agg",
-        "numba",
+        "understudy.learn.sum_tree",  # loads what numba compiled, which takes 2 s
         "understudy.training.train",
         "understudy.cli.train",
         *(f"understudy.learn.algorithms.{one}" for one in ("bc", "dqn", "iql", "ppo")),

@@ -73,9 +73,13 @@ class Poisoner:
             for name, value in globals().items()
             if name.startswith("_p_")
         }
+        self._untried = sorted(self.kinds)
 
     def make(self) -> tuple[str, bytes]:
-        """One bad frame and what is wrong with it."""
+        """One bad frame and what is wrong with it; each kind once, then kinds at random."""
+        if self._untried:
+            name = self._untried.pop()
+            return name, self.kinds[name](self)
         name = self.rng.choice(sorted(self.kinds))
         if name == "too_large" and self.rng.random() < 0.95:
             name = "nan_observation"  # half a megabyte each: a few will do

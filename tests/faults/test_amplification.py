@@ -21,6 +21,7 @@ import pytest
 from tests.card import Card
 from tests.faults.amplification import KIB, MAX_BODIES_BYTES, MIB, Cost, measured
 from tests.faults.processes import start, wait_until
+from tests.faults.profiles import sizes
 from understudy.core.names import new_session
 from understudy.platform.children import Child
 
@@ -31,7 +32,6 @@ REQUEST_BYTES = 96 * MIB
 REQUEST_CPU_S = 2.0
 CONNECTION_BYTES = 512 * KIB
 CONNECTION_CPU_S = 0.05
-N_CONNECTIONS = 100
 
 
 def head(method: str, path: str, key: str = "", *, more: str = "") -> bytes:
@@ -220,15 +220,16 @@ def random_value(rng: random.Random, depth: int) -> str:
             return f"[{','.join([part] * n)}]"
 
 
-def test_random_bodies_cost_little(served: Served, card: Card, seed: int):
+@sizes("bodies", short=2, full=8)
+def test_random_bodies_cost_little(served: Served, card: Card, seed: int, bodies: int):
     rng = random.Random(seed)
     n_tried = 0
     for path in ("cart/act", "large/act", "grid/act", "parts/act", "parts/advise"):
-        for _ in range(8):
+        for _ in range(bodies):
             body = b'{"obs":' + random_value(rng, 3).encode()[:MIB] + b"}"
             n_tried += check_random(served, path, body)
     for name in ("obs", "action", "reward", "is_first"):
-        for _ in range(6):
+        for _ in range(bodies):
             body = one_column(name, random_value(rng, 3)[: 3 * MIB])
             n_tried += check_random(served, "cart/columns", body)
     card.line("amplification at the gateway: a random body", tried=n_tried, held=n_tried)
@@ -269,11 +270,14 @@ def hostile_connections(key: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("case", hostile_connections(""))
-def test_a_hostile_connection_costs_little(served: Served, card: Card, case: str):
+@sizes("n_connections", short=25, full=100)
+def test_a_hostile_connection_costs_little(
+    served: Served, card: Card, case: str, n_connections: int
+):
     sent = hostile_connections(served.key)[case]
     connections = []
     with served.measured() as cost:
-        for _ in range(N_CONNECTIONS):
+        for _ in range(n_connections):
             connection = served.connect()
             connections.append(connection)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -283,11 +287,12 @@ def test_a_hostile_connection_costs_little(served: Served, card: Card, case: str
             assert served.ask("GET", "/healthz") == 200
     for connection in connections:
         connection.close()
-    per_bytes = cost.peak_bytes / N_CONNECTIONS
-    per_s = cost.cpu_s / N_CONNECTIONS
+    per_bytes = cost.peak_bytes / n_connections
+    per_s = cost.cpu_s / n_connections
     assert per_bytes < CONNECTION_BYTES, f"{per_bytes / KIB:.0f} KiB per connection"
     assert per_s < CONNECTION_CPU_S, f"{per_s * 1e3:.0f} ms per connection"
-    card.line("amplification at the gateway: a hostile connection", tried=100, held=100)
+    tried = n_connections
+    card.line("amplification at the gateway: a hostile connection", tried=tried, held=tried)
 
 
 def test_bodies_that_stall_hold_no_more_than_their_budget(served: Served, card: Card):

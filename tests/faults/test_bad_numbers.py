@@ -295,7 +295,8 @@ def test_three_restores_end_a_training_that_stays_bad(watch: Watch, tmp_path: Pa
     with pytest.raises(
         LearningFailed, match=r"not finite after 3 restores; check the rewards.*learning_rate"
     ):
-        train_watched(watch, tmp_path / "run", bad_numbers.SpoiledForGood)
+        # A rate that is still too high after three restores.
+        train_watched(watch, tmp_path / "run", bad_numbers.SpoiledWhileFast, learning_rate=1e-2)
     assert ["restored" in event.what for event in watch.events] == [True] * 3
     assert min(watch.rates) == 1 / 8
     assert watch.learner is not None

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.card import Card
-from tests.faults.processes import environment, start, understudy, wait_until
+from tests.faults.processes import environment, start, understudy_here, wait_until
 from tests.faults.profiles import sizes
 from tests.faults.recorder import RecorderSettings
 from tests.faults.recording import cart
@@ -107,7 +107,7 @@ def test_a_full_disk_stops_acknowledgements_and_loses_nothing(
         for child in (recorder, ingest):
             child.kill()
             child.wait(10.0)
-    answer = understudy("data", "verify", "--data", data.root)
+    answer = understudy_here("data", "verify", "--data", data.root)
     assert answer.code == 0, answer
     assert answer.fields["ledger_steps"] > before
     steps = answer.fields["ledger_steps"]
@@ -169,15 +169,15 @@ needs_strace = pytest.mark.skipif(bool(missing_strace()), reason=missing_strace(
 
 CALLS = [
     "fdatasync:error=EIO",
-    "fdatasync:error=ENOSPC",
     "fsync:error=EIO",
     "pwrite64:error=ENOSPC",
+    "fdatasync:error=ENOSPC",
     "pwrite64:error=EIO",
 ]
 
 
 @needs_strace
-@sizes("faults", short=4, full=40)
+@sizes("faults", short=3, full=40)
 def test_after_a_failed_call_a_new_start_has_everything_acknowledged(
     tmp_path: Path, faults: int, seed: int, card: Card
 ) -> None:
@@ -197,7 +197,7 @@ def test_after_a_failed_call_a_new_start_has_everything_acknowledged(
         ended = ended + has_ended
         if not data.ledger.is_symlink():
             data.ledger.symlink_to(outside / "ledger")
-        answer = understudy("data", "verify", "--data", data.root)
+        answer = understudy_here("data", "verify", "--data", data.root)
         promised = sum(path.stat().st_size for path in (outside / "ledger").glob("*.jsonl"))
         assert answer.code == (0 if promised else 2), (
             f"seed {seed}, fault {number}, {call}: {answer}"

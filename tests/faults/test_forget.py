@@ -11,7 +11,7 @@ import pytest
 
 from tests.card import Card
 from tests.faults import sabotage
-from tests.faults.processes import start, understudy, wait_until
+from tests.faults.processes import start, understudy_here, wait_until
 from tests.faults.recording import GAME, cart, playing
 from understudy.backends.data import DataFolder
 from understudy.core.names import new_session
@@ -111,7 +111,7 @@ def send_again(data: DataFolder, frames: list[Frame], aside: Path) -> Iterator[s
     """Everything that could bring the canary back."""
     shutil.rmtree(data.spool)
     shutil.copytree(aside, data.spool)
-    assert understudy("data", "verify", "--data", data.root).code == 0
+    assert understudy_here("data", "verify", "--data", data.root).code == 0
     yield "spool"
     stream = FileStream(data.stream)
     assert all(outcome.accepted for outcome in stream.append(frames))
@@ -127,7 +127,7 @@ def test_a_canary_is_in_no_file_after_forget_and_retention(
     settle(data)
     before = others(data)
     assert before
-    answer = understudy("data", "forget", "ada", "--data", data.root)
+    answer = understudy_here("data", "forget", "ada", "--data", data.root)
     assert (answer.code, answer.fields["spooled_sessions"]) == (0, 1), answer
     assert answer.fields["chunks"] > 10
     held = [places(data) == set()]
@@ -135,7 +135,7 @@ def test_a_canary_is_in_no_file_after_forget_and_retention(
         settle(data)
         assert places(data) == set(), f"the {way} brought the canary back"
         held.append(True)
-    verified = understudy("data", "verify", "--data", data.root)
+    verified = understudy_here("data", "verify", "--data", data.root)
     assert verified.code == 0, verified
     assert verified.fields["forgotten_chunks"] > 10
     assert others(data) == before
@@ -159,7 +159,7 @@ def test_a_live_store_forgets_while_others_keep_playing(
         with playing(data, ["bob"], rng) as table:
             table.play()
             wait_until(lambda: ingest.latest.get("stored", 0) >= 48, timeout_s=60, what="storing")
-            answer = understudy("data", "forget", "ada", "--data", data.root)
+            answer = understudy_here("data", "forget", "ada", "--data", data.root)
             table.play()
         assert answer.code == 0, answer
         assert answer.fields["chunks"] >= 5
@@ -171,4 +171,4 @@ def test_a_live_store_forgets_while_others_keep_playing(
     card.line("marker of an erased player found in no file, writer alive", tried=1, held=int(gone))
     assert gone
     assert len(others(data)) >= 2
-    assert understudy("data", "verify", "--data", data.root).code == 0
+    assert understudy_here("data", "verify", "--data", data.root).code == 0

@@ -14,7 +14,7 @@ import pytest
 from tests.card import Card
 from tests.faults import sabotage
 from tests.faults.history import Op, Reader, check_history, read_history, read_store
-from tests.faults.processes import environment, understudy, wait_until
+from tests.faults.processes import environment, understudy_here, wait_until
 from tests.faults.profiles import sizes
 from tests.faults.recorder import RecorderSettings
 from understudy.backends.data import DataFolder
@@ -25,6 +25,8 @@ from understudy.platform.config import Config, GatewaySection, write_config
 from understudy.simulation.verify import verify
 
 HOUR_S = 3600.0
+EACH = (("kill", "gateway"), ("jump", ""), ("pause", "ingest"), ("kill", "ada"))
+"""The first faults: each kind; `stop` kills ingest. Those that follow are chosen at random."""
 JUMPS_S = (-8 * HOUR_S, -0.5 * HOUR_S, 0.5 * HOUR_S, 8 * HOUR_S)
 """Within what sessions may be off; `bad_session_time` refuses the rest."""
 
@@ -58,7 +60,8 @@ class Stage:
             data=str(self.data.root),
             players=[f"{name}-{at}" for at in range(2)],
             seed=self._rng.randrange(1 << 30),
-            rate=400.0,
+            rate=150.0,
+            linger_s=0.1,
             url=f"http://127.0.0.1:{self._port}",
             key=self._key,
             folder=str(self._root),
@@ -83,19 +86,23 @@ class Stage:
 
     def fault(self) -> None:
         """Kill, pause or mislead one of the processes."""
-        kind = self._rng.choice(["kill", "kill", "pause", "jump"])
-        name = self._rng.choice(["gateway", "ingest", "ada"])
-        child = self.children[name]
+        number = self.faults.total()
+        kind, name = EACH[number] if number < len(EACH) else self._any_fault()
         self.faults[kind] += 1
         if kind == "jump":
             self._set_clock(self._rng.choice(JUMPS_S))
         elif kind == "pause":
+            child = self.children[name]
             os.kill(child.pid, signal.SIGSTOP)
             time.sleep(self._rng.uniform(0.1, 0.5))
             os.kill(child.pid, signal.SIGCONT)
         else:
             self.kill(name)
             self.children[name] = self._start(name)
+
+    def _any_fault(self) -> tuple[str, str]:
+        kind = self._rng.choice(["kill", "kill", "pause", "jump"])
+        return kind, self._rng.choice(["gateway", "ingest", "ada"])
 
     def kill(self, name: str) -> None:
         child = self.children[name]
@@ -122,7 +129,7 @@ class Stage:
         return [acked for path in paths for acked in read_receipts(path)]
 
 
-@sizes("faults", short=6, full=120)
+@sizes("faults", short=len(EACH), full=120)
 def test_the_store_agrees_with_what_every_client_saw(
     tmp_path: Path, faults: int, seed: int, card: Card
 ) -> None:
@@ -141,7 +148,7 @@ def test_the_store_agrees_with_what_every_client_saw(
     flips = max(4, faults // 2)
     caught = sum(flip_once(stage.data, tmp_path / "copy", receipts, rng) for _ in range(flips))
     files = [text for path in tmp_path.glob("*.receipts") for text in ("--receipts", str(path))]
-    answer = understudy("data", "verify", "--data", stage.data.root, *files)
+    answer = understudy_here("data", "verify", "--data", stage.data.root, *files)
     assert answer.code == 0, f"seed {seed}: {answer}"
     assert answer.fields["receipt_fates"]["stored"] == len(set(receipts)) > 0
     history = list(read_history(tmp_path))

@@ -53,7 +53,7 @@ def healthy(rng: random.Random, now_s: float) -> list[Frame]:
     return [frame.stamped(player, int(now_s)) for frame in frames]
 
 
-@sizes("mutants", short=10_000, full=200_000)
+@sizes("mutants", short=2_000, full=200_000)
 def test_no_bad_frame_is_stored_and_no_healthy_session_is_disturbed(
     tmp_path: Path, specs: SpecFolder, mutants: int, seed: int, card: Card
 ) -> None:
@@ -84,7 +84,7 @@ def test_no_bad_frame_is_stored_and_no_healthy_session_is_disturbed(
                     too_large += not outcome.accepted
                 stream.append([frame])
             service.drain()
-            if tried.total() % 1000 == 0:
+            if tried.total() % (mutants // 10) == 0:
                 memory.append(own_bytes())
                 stream.trim(store.positions(), before_s=now_s + 1e9)
         stats = service.stats
@@ -169,7 +169,7 @@ class EndlessSessions:
         pass
 
 
-@sizes("sessions", short=15_000, full=1_000_000, timeout_s=3000)
+@sizes("sessions", short=6_000, full=1_000_000, timeout_s=3000)
 def test_memory_stays_flat_over_many_sessions(
     tmp_path: Path, specs: SpecFolder, sessions: int, seed: int, card: Card
 ) -> None:
@@ -187,7 +187,8 @@ def test_memory_stays_flat_over_many_sessions(
     early = steady_growth(memory[:half])
     late = steady_growth(memory[half:])
     shown = f"memory in MiB: {[one // MIB for one in memory]}"
-    assert late < 8 * MIB, shown
+    # A leak is a share of each session; what else grows does not depend on their number.
+    assert late < MIB * min(8, 1 + sessions // 2_000), shown
     assert memory[-1] - memory[half] < 32 * MIB, shown
     note = f"memory {early / MIB:+.1f} MiB in the first half, {late / MIB:+.1f} MiB in the second"
     card.line("sessions, memory flat", tried=sessions, held=sessions, note=note)

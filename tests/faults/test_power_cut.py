@@ -272,7 +272,7 @@ def machine_folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @needs_fuse
-@sizes("cuts", short=6, full=70)
+@sizes("cuts", short=3, full=70)
 def test_acknowledged_steps_survive_power_cuts(
     machine_folder: Path, cuts: int, seed: int, card: Card
 ) -> None:

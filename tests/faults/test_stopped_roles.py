@@ -29,7 +29,7 @@ def test_stopped_roles_are_seen_and_restarted(
         def stop(role: str) -> None:
             os.kill(int(up.status(role)["pid"]), signal.SIGSTOP)
 
-        sender = Sender(up.ready["url"], up.ready["key"])
+        sender = Sender(up.ready["url"], up.ready["key"], pause_s=0.1)
         sender.register()
         with sender:
             sender.sends_on()

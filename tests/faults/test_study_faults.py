@@ -54,13 +54,13 @@ slots = 2
 """
 
 
-@sizes("kill_for_s", short=6, full=60)
+@sizes("kills", short=2, full=30)
 def test_a_study_whose_processes_are_killed_every_2_s_ends_with_the_quiet_table(
-    tmp_path: Path, card: Card, seed: int, kill_for_s: int
+    tmp_path: Path, card: Card, seed: int, kills: int
 ):
     # Two slots nap 0.4 s a trial, so there are trials for as long as the kills last.
-    n_kills = survive(tmp_path, NAPS, trials=5 * kill_for_s, every_s=2, for_s=kill_for_s, seed=seed)
-    assert n_kills >= kill_for_s // 3
+    n_kills = survive(tmp_path, NAPS, trials=10 * kills, every_s=2, kills=kills, seed=seed)
+    assert n_kills >= kills - kills // 3
     card.line("kill -9 of a study or a slot every 2 s", tried=n_kills, held=n_kills)
 
 
@@ -69,15 +69,13 @@ def test_a_study_whose_processes_are_killed_every_2_s_ends_with_the_quiet_table(
 def test_a_study_of_dqn_whose_processes_are_killed_every_10_s_ends_with_the_quiet_table(
     tmp_path: Path, card: Card, seed: int
 ):
-    n_kills = survive(tmp_path, DQN, trials=60, every_s=10, for_s=120, seed=seed)
+    n_kills = survive(tmp_path, DQN, trials=60, every_s=10, kills=12, seed=seed)
     assert n_kills >= 8
     card.line("kill -9 of a study of dqn or a slot every 10 s", tried=n_kills, held=n_kills)
 
 
-def survive(
-    folder: Path, text: str, *, trials: int, every_s: float, for_s: float, seed: int
-) -> int:
-    """Run a study undisturbed and under kills, and compare the tables; returns the kills."""
+def survive(folder: Path, text: str, *, trials: int, every_s: float, kills: int, seed: int) -> int:
+    """Run a study undisturbed and under kills, and compare tables; returns how many kills."""
     (folder / "rows.csv").write_text("x\n1\n")
     (folder / "study.toml").write_text(text.format(trials=trials))
     quiet = start(folder, "quiet")
@@ -86,16 +84,17 @@ def survive(
     n_kills = 0
     study = start(folder, "killed")
     try:
-        until_s = time.monotonic() + for_s
-        next_s = time.monotonic() + every_s
+        began_s = time.monotonic()
+        next_s = began_s + every_s
         while (code := study.poll()) != 0:
             if code is not None:
                 assert code == -signal.SIGKILL, (folder / "killed.log").read_text()
                 study = start(folder, "killed")
-            if next_s <= time.monotonic() < until_s:
-                next_s += every_s
-                n_kills += kill_one(study, rng)
-            assert time.monotonic() < until_s + 900
+            now_s = time.monotonic()
+            if n_kills < kills and next_s <= now_s and kill_one(study, n_kills, rng):
+                n_kills += 1
+                next_s = now_s + every_s
+            assert now_s < began_s + 900 + kills * every_s
             with contextlib.suppress(subprocess.TimeoutExpired):
                 study.wait(0.05)
     finally:
@@ -120,13 +119,16 @@ def start(folder: Path, name: str) -> "subprocess.Popen[bytes]":
         )
 
 
-def kill_one(study: "subprocess.Popen[bytes]", rng: random.Random) -> bool:
-    """Kill the study's process, or one of its slots; False if neither runs."""
-    processes = [study.pid]
+def kill_one(study: "subprocess.Popen[bytes]", number: int, rng: random.Random) -> bool:
+    """Kill the study's process or a slot, at first one after the other; False if neither runs."""
+    slots: list[int] = []
     for children in Path(f"/proc/{study.pid}/task").glob("*/children"):
-        processes += map(int, children.read_text().split())
+        slots += map(int, children.read_text().split())
+    if not slots:
+        return False
+    victims = {0: slots, 1: [study.pid]}.get(number, [study.pid, *slots])
     try:
-        os.kill(rng.choice(processes), signal.SIGKILL)
+        os.kill(rng.choice(victims), signal.SIGKILL)
     except ProcessLookupError:
         return False
     return True

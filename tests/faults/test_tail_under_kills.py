@@ -17,7 +17,7 @@ from understudy.ports import Stored
 from understudy.stores.view import StoreView
 
 
-@sizes("kills", short=8, full=50)
+@sizes("kills", short=3, full=50)
 def test_a_reader_sees_every_arrival_once_in_order_while_the_writer_is_killed(
     tmp_path: Path, kills: int, seed: int, card: Card
 ) -> None:

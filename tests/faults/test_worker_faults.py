@@ -25,7 +25,7 @@ from tests.workers.test_processes import free_port
 from understudy.training.training_job import decode_checkpoint
 
 CLI = ("-m", "understudy.cli.main")
-FEW = ("--set", "envs=8", "--set", "actors=4", "--set", "min_inserts=500")
+FEW = ("--set", "envs=8", "--set", "actors=2", "--set", "min_inserts=500")
 
 
 class Processes:
@@ -158,6 +158,7 @@ def test_workers_rejoin_after_partitions_loss_and_delay_and_no_step_counts_twice
 ):
     slow = "train:tests.faults.slow_steps:Slow"
     settings = {"envs": 4, "actors": 2, "min_inserts": 200, "lease_s": 3.0, "keep_history": True}
+    settings["prioritised"] = False  # or the learner would load numba for two seconds
     # A lease must outlast the join, whose policy takes several round trips of 0.4 s and more.
     rng = np.random.default_rng(seed)
     fired: Counter[str] = Counter()
@@ -317,7 +318,7 @@ def learn_under_kills(folder: Path, *, seed: int, every: int, max_kills: int) ->
     with processes(folder) as run:
         learner = run.start(*learner_words(f"127.0.0.1:{port}", "CartPole-v1", *more))
         run.wait_for_text(learner, "waiting for workers")
-        workers = [run.start(*worker_words(url)) for _ in range(4)]
+        workers = [run.start(*worker_words(url)) for _ in range(2)]
         n_kills = 0
         while n_kills < 2:  # before the first evaluation, which may end the run
             run.wait_for_steps(learner, every)

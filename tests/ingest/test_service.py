@@ -388,6 +388,24 @@ def test_draining_does_not_need_synchronised_clocks(bench: Bench, ahead_s: float
     assert len(bench.stored()) <= len(before) + 4, "and hardly more"
 
 
+class SetBack(Elsewhere):
+    """A stream that was written before the machine's clock was set back."""
+
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
+        read = super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
+        return replace(read, complete_to_s=None)
+
+
+def test_draining_reads_everything_although_the_clock_was_set_back(bench: Bench):
+    bench.stream = SetBack(bench.clock, ahead_s=7200.0)
+    before = [chunk for _ in range(8) for chunk in bench.session(3)]
+    bench.send(before)
+    bench.start(max_read_bytes=1).drain()
+    assert bench.keys() == keys_of(before)
+
+
 class Hidden(Elsewhere):
     """A stream that lists children only after their parent was read to its end, as Kinesis may."""
 

@@ -266,7 +266,7 @@ class PartitionIngest:
         progress.records = len(read.records)
         progress.size_bytes = sum(len(record.raw) for record in read.records)
         progress.ended = read.ended
-        progress.is_drained = _is_past(read, began_s, began_at_s)
+        progress.is_drained = _is_past(read, began_s, began_at_s, self._clock.now())
         return progress
 
     def _claim(self, partition: str) -> Claim:
@@ -567,13 +567,16 @@ class IngestService:
                 raise
 
 
-def _is_past(read: Read, began_s: float, began_at_s: float) -> bool:
-    """Whether everything was read that existed at this monotonic and this wall-clock time."""
+def _is_past(read: Read, began_s: float, began_at_s: float, now_s: float) -> bool:
+    """Whether everything was read that existed at this monotonic and this wall-clock time.
+
+    A record with a time after `now_s` was written by a clock that was wrong: it shows nothing.
+    """
     if not read.records:
         return True
     if read.complete_to_s is not None:
         return read.complete_to_s >= began_s
-    return read.records[-1].time_s > began_at_s
+    return began_at_s < read.records[-1].time_s <= now_s
 
 
 def log_not_drained(error: object) -> None:
