@@ -181,8 +181,9 @@ def test_live_regions_exist_before_they_have_text(browser: Browser, rally: PageP
 
 
 def test_every_control_has_a_role_and_a_name(browser: Browser, rally: PagePlatform):
-    phone = {"has_touch": True, "is_mobile": True, "viewport": {"width": 400, "height": 800}}
-    with open_tab(browser, rally.address, **phone) as tab:
+    phone = {"has_touch": True, "is_mobile": True}
+    viewport = {"width": 400, "height": 800}
+    with open_tab(browser, rally.address, viewport=viewport, **phone) as tab:
         for role, name in (
             ("switch", "My games teach the bot"),
             ("switch", "Show what the bot thinks"),

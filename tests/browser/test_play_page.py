@@ -274,7 +274,7 @@ def background(tab: Tab) -> str:
 def test_the_page_fits_a_small_phone_in_light_and_dark_and_is_played_by_touch(
     browser: Browser, rally: PagePlatform
 ):
-    phone = {
+    phone: dict[str, Any] = {
         "viewport": {"width": 360, "height": 740},
         "device_scale_factor": 2,
         "has_touch": True,
