@@ -40,7 +40,8 @@ def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(
     picture = tmp_path / "demo.svg"
     killing = ["--kill", kill] if kill else []
     code, found, said = run(
-        "--game", game, "--check", "--seconds", "480", "--svg", str(picture), *killing
+        *("--game", game, "--players", "4", "--check"),
+        *("--seconds", "480", "--svg", str(picture), *killing),
     )
     assert code == 0, said
     assert found["improved"]
