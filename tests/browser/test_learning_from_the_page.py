@@ -19,6 +19,7 @@ SOON = {"UNDERSTUDY_LEARNER_FIRST_STEPS": "150", "UNDERSTUDY_LEARNER_BC_UPDATES"
 def test_the_first_bot_learns_from_the_person_and_plays_without_a_reload(
     browser: Browser, tmp_path: Path
 ):
+    """May take over 20 seconds: a learner starts, compiles and trains until a clone passes."""
     with run_platform(tmp_path, with_bot=False, roles="gateway,ingest,learner", **SOON) as rally:
         with open_tab(browser, rally.address) as tab:
             tab.page.click("#start")

@@ -40,7 +40,7 @@ def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(
     picture = tmp_path / "demo.svg"
     killing = ["--kill", kill] if kill else []
     code, found, said = run(
-        *("--game", game, "--players", "4", "--check"),
+        *("--game", game, "--players", "2", "--check"),
         *("--seconds", "480", "--svg", str(picture), *killing),
     )
     assert code == 0, said
