@@ -10,7 +10,6 @@ from typing import Any
 TOGETHER = {
     # One browser at a time: a match runs in real time, also on a small machine.
     "tests/browser/": "browser",
-    "tests/clients/test_tabs_js.py": "browser",
     # Each server is started once by the worker whose tests use it most, and may be killed there.
     "tests/integration/test_spark": "spark",
     "tests/integration/test_registry_away.py": "spark",
@@ -29,7 +28,6 @@ TOGETHER = {
 
 LONGEST_FIRST = (
     "tests/browser/",
-    "tests/clients/test_tabs_js.py",
     "tests/e2e/",
     "tests/bench/",
     # These fork hundreds of times; each fork copies the page tables of all compiled programs.

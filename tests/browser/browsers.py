@@ -3,12 +3,12 @@
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from tests.act.policies import random_policy
 from tests.cli.platforms import Up, wait_for
@@ -25,6 +25,20 @@ from understudy.stores.view import StoreView
 
 SHOTS = Path(__file__).parents[2] / "build" / "browser"
 """Screenshots for manual inspection; ignored by git."""
+
+
+SPEED = 4
+"""How much faster than for people the games run, so that a match takes seconds."""
+
+FASTER = f"""(() => {{
+  const request = window.requestAnimationFrame.bind(window);
+  window.requestAnimationFrame = (tick) => request((nowMs) => tick({SPEED} * nowMs));
+}})()"""
+TWO_FRAMES = """() => new Promise((resolve) => {
+  requestAnimationFrame(() => requestAnimationFrame(() => resolve()));
+})"""
+DESKTOP = {"width": 800, "height": 600}
+CONTROLS = ("ArrowUp", "ArrowDown")
 
 
 @dataclass
@@ -48,22 +62,27 @@ class PagePlatform:
         """Release a champion with random weights; returns its name."""
         registry = self.deployment.registry
         (spec,) = self.specs()
-        epoch = registry.takeover(spec.game, owner="test")
+        epoch = registry.catalogue(self.game).epoch or registry.takeover(self.game, owner="test")
         manifest = registry.release(
             random_policy(spec, "argmax", seed=seed), Lineage(algorithm="dqn"), epoch=epoch
         )
         registry.set_alias(spec.game, "champion", manifest.model_no, why="test")
         return manifest.name
 
+    @property
+    def champion(self) -> str:
+        model_no = self.deployment.registry.catalogue(self.game).model_of("champion")
+        return f"{self.game}/{model_no}"
+
     def specs(self) -> list[GameSpec]:
         return list(self.deployment.registry.specs(self.game))
 
-    def chunks(self, *, steps: int) -> list[Chunk]:
-        """Return all stored chunks, once they have at least this many steps."""
+    def chunks(self, *, since_s: float, steps: int) -> list[Chunk]:
+        """Return all chunks of sessions that began later, once they have at least these steps."""
         chunks: list[Chunk] = []
 
         def are_stored() -> bool:
-            chunks[:] = stored(self.up.data)
+            chunks[:] = stored(self.up.data, since_s=since_s)
             return sum(chunk.meta.n_steps for chunk in chunks) >= steps
 
         wait_for(are_stored, 30.0)
@@ -91,8 +110,8 @@ def run_platform(
         yield platform
 
 
-def stored(data: Path) -> list[Chunk]:
-    """Every chunk in the store, in order of arrival."""
+def stored(data: Path, *, since_s: float = 0.0) -> list[Chunk]:
+    """Every chunk in the store of a session that began later, in order of arrival."""
     chunks: list[Chunk] = []
     if not has_store(data / "store"):
         return chunks
@@ -103,7 +122,9 @@ def stored(data: Path) -> list[Chunk]:
             chunks += [
                 item.chunk
                 for item in tail.items
-                if isinstance(item, Stored) and item.chunk is not None
+                if isinstance(item, Stored)
+                and item.chunk is not None
+                and item.chunk.meta.session.int >> 80 >= int(since_s * 1000)
             ]
     return chunks
 
@@ -190,6 +211,18 @@ class Tab:
                 }
         return chunks
 
+    def visit(self, address: str) -> None:
+        """Load the page anew, although only the key in its address may differ."""
+        if "/play" in self.page.url:
+            self.page.goto("about:blank")
+        self.page.goto(address)
+        self.page.wait_for_selector("body[data-phase=ready]")
+
+    def resize(self, viewport: Mapping[str, int]) -> None:
+        """Change the size of the page, and wait until it is laid out and drawn again."""
+        self.page.set_viewport_size(viewport)
+        self.page.evaluate(TWO_FRAMES)
+
     def text(self, selector: str) -> str:
         return str(self.page.text_content(selector)).strip()
 
@@ -206,32 +239,92 @@ class Tab:
         self.page.screenshot(path=SHOTS / f"{name}.png")
 
 
+class Browser:
+    """A browser that opens one page after another in the same few contexts.
+
+    A new context starts a new process, which costs several times the processor time of a page.
+    """
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        self._pages: dict[str, Any] = {}
+
+    def page(self, **how: Any) -> Any:
+        """The page of the context with these settings."""
+        name = repr(sorted(how.items()))
+        if name not in self._pages:
+            self._pages[name] = self.new_page(**how)
+        return self._pages[name]
+
+    def new_page(self, **how: Any) -> Any:
+        """A page in a new context."""
+        context = self.driver.new_context(**how)
+        context.add_init_script(FASTER)
+        return context.new_page()
+
+    def close(self, page: Any) -> None:
+        self._pages = {name: shared for name, shared in self._pages.items() if shared is not page}
+        page.context.close()
+
+    def clear(self, page: Any) -> None:
+        """Make the next visit of a page a first one, except for the browser's cache of files."""
+        page.unroute_all()
+        page.mouse.up()
+        for key in CONTROLS:
+            page.keyboard.up(key)
+        for other in page.context.pages:
+            if other is not page:
+                other.close()
+        page.context.set_offline(False)
+        page.emulate_media(color_scheme="light")
+        page.goto(urljoin(page.url, "/static/icon.svg"))
+        page.evaluate("localStorage.clear(); sessionStorage.clear()")
+
+
 @contextmanager
-def open_tab(browser: Any, address: str, **how: Any) -> Iterator[Tab]:
-    """Open the page in its own browser context, without a service worker."""
-    context = browser.new_context(
-        **{"viewport": {"width": 1100, "height": 800}, "service_workers": "block", **how}
-    )
+def open_tab(
+    browser: Browser,
+    address: str,
+    *,
+    viewport: Mapping[str, int] = DESKTOP,
+    own_context: bool = False,
+    **how: Any,
+) -> Iterator[Tab]:
+    """Open the page for a first visit, without a service worker unless one is allowed."""
+    how = {"service_workers": "block", **how}
+    page = browser.new_page(**how) if own_context else browser.page(**how)
+    tab = Tab(page)
+
+    def on_console(message: Any) -> None:
+        if message.type == "error":
+            tab.errors.append(message.text)
+
+    def on_response(response: Any) -> None:
+        if response.url.endswith("/frames"):
+            tab.responses.append(response)
+
+    listeners = {
+        "console": on_console,
+        "pageerror": lambda error: tab.errors.append(str(error)),
+        "request": lambda request: tab.hosts.add(urlsplit(request.url).netloc),
+        "response": on_response,
+    }
+    for event, listener in listeners.items():
+        page.on(event, listener)
     try:
-        tab = Tab(context.new_page())
-
-        def on_console(message: Any) -> None:
-            if message.type == "error":
-                tab.errors.append(message.text)
-
-        def on_response(response: Any) -> None:
-            if response.url.endswith("/frames"):
-                tab.responses.append(response)
-
-        tab.page.on("console", on_console)
-        tab.page.on("pageerror", lambda error: tab.errors.append(str(error)))
-        tab.page.on("request", lambda request: tab.hosts.add(urlsplit(request.url).netloc))
-        tab.page.on("response", on_response)
-        tab.page.goto(address)
-        tab.page.wait_for_selector("body[data-phase=ready]")
+        page.set_viewport_size(viewport)
+        tab.visit(address)
         yield tab
+        if not own_context:
+            for event, listener in listeners.items():
+                page.remove_listener(event, listener)
+            browser.clear(page)
+    except BaseException:
+        own_context = True
+        raise
     finally:
-        context.close()
+        if own_context:
+            browser.close(page)
 
 
 def driver_error() -> type[Exception]:
@@ -279,7 +372,7 @@ def finish_matches(*players: Player, timeout_s: float = 180.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while look(*players) != {"over"}:
         assert time.monotonic() < deadline_s, "the match takes too long"
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
 def look(*players: Player) -> set[str]:
@@ -296,7 +389,7 @@ def play_points(*players: Player, points_more: int = 1, timeout_s: float = 90.0)
         for player, target in zip(players, targets, strict=True)
     ):
         assert time.monotonic() < deadline_s, "the points take too long"
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
 def points(tab: Tab) -> tuple[int, int]:

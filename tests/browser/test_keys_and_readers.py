@@ -1,11 +1,6 @@
 """Keyboard-only play and screen readers: where the focus is, and what is announced."""
 
-from collections.abc import Iterator
-from typing import Any
-
-import pytest
-
-from tests.browser.browsers import PagePlatform, Tab, open_tab, run_platform
+from tests.browser.browsers import Browser, PagePlatform, Tab, open_tab
 from tests.cli.platforms import wait_for
 
 LISTEN = """() => {
@@ -38,19 +33,6 @@ IS_EXPOSED = """(id) => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def rally(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PagePlatform]:
-    with run_platform(tmp_path_factory.mktemp("rally")) as platform:
-        yield platform
-
-
-@pytest.fixture(scope="module")
-def cartpole(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PagePlatform]:
-    """Any attempt is over within a second or two."""
-    with run_platform(tmp_path_factory.mktemp("cartpole"), "CartPole-v1") as platform:
-        yield platform
-
-
 def focus(tab: Tab) -> str:
     return str(tab.page.evaluate("document.activeElement.id"))
 
@@ -67,7 +49,9 @@ def tab_to(tab: Tab, control: str) -> None:
     raise AssertionError(f"{control} is not reached by the tab key")
 
 
-def test_a_match_is_started_paused_and_resumed_by_keyboard_alone(browser: Any, rally: PagePlatform):
+def test_a_match_is_started_paused_and_resumed_by_keyboard_alone(
+    browser: Browser, rally: PagePlatform
+):
     with open_tab(browser, rally.address) as tab:
         # The space key does not give consent: it only focuses the button that explains it.
         tab.page.keyboard.press("Space")
@@ -93,7 +77,7 @@ def test_a_match_is_started_paused_and_resumed_by_keyboard_alone(browser: Any, r
 
 
 def test_the_focus_is_never_lost_and_moves_to_the_button_only_from_the_court(
-    browser: Any, cartpole: PagePlatform
+    browser: Browser, cartpole: PagePlatform
 ):
     with open_tab(browser, cartpole.address) as tab:
         tab.page.wait_for_selector("#state[data-state=connected]")
@@ -110,7 +94,7 @@ def test_the_focus_is_never_lost_and_moves_to_the_button_only_from_the_court(
         assert focus(tab) == "opponent"
 
 
-def test_each_pause_is_announced_once(browser: Any, rally: PagePlatform):
+def test_each_pause_is_announced_once(browser: Browser, rally: PagePlatform):
     with open_tab(browser, rally.address) as tab:
         tab.page.wait_for_selector("#state[data-state=connected]")
         tab.page.evaluate(LISTEN)
@@ -123,7 +107,7 @@ def test_each_pause_is_announced_once(browser: Any, rally: PagePlatform):
 
 
 def test_the_end_of_an_attempt_is_announced_once_and_counts_are_not(
-    browser: Any, cartpole: PagePlatform
+    browser: Browser, cartpole: PagePlatform
 ):
     with open_tab(browser, cartpole.address) as tab:
         tab.page.wait_for_selector("#state[data-state=connected]")
@@ -144,7 +128,7 @@ def test_the_end_of_an_attempt_is_announced_once_and_counts_are_not(
 
 
 def test_a_new_champion_a_loaded_model_and_a_lost_platform_are_announced(
-    browser: Any, rally: PagePlatform
+    browser: Browser, rally: PagePlatform
 ):
     with open_tab(browser, rally.address) as tab:
         tab.page.wait_for_selector("body[data-bot^='rally/']")
@@ -167,12 +151,11 @@ def test_a_new_champion_a_loaded_model_and_a_lost_platform_are_announced(
 
 
 def test_the_reason_why_no_bot_can_play_is_announced_once_and_stays(
-    browser: Any, rally: PagePlatform
+    browser: Browser, rally: PagePlatform
 ):
-    with open_tab(browser, f"{rally.url}/play") as tab:
+    with open_tab(browser, f"{rally.url}/play", own_context=True) as tab:
         tab.page.add_init_script("Object.defineProperty(crypto, 'subtle', { value: undefined })")
-        tab.page.goto("about:blank")
-        tab.page.goto(rally.address)
+        tab.visit(rally.address)
         wait_for(lambda: tab.text("#opponent-note").startswith("No bot can play here: no_crypto"))
         tab.page.evaluate(LISTEN)
         tab.page.click("#quietly")
@@ -185,7 +168,7 @@ def test_the_reason_why_no_bot_can_play_is_announced_once_and_stays(
         assert announced(tab, "opponent-note") == ["From the next serve on."]
 
 
-def test_live_regions_exist_before_they_have_text(browser: Any, rally: PagePlatform):
+def test_live_regions_exist_before_they_have_text(browser: Browser, rally: PagePlatform):
     with open_tab(browser, rally.address) as tab:
         for region in ("said", "stand", "score", "opponent-note"):
             assert tab.page.evaluate(IS_EXPOSED, region), region
@@ -197,9 +180,10 @@ def test_live_regions_exist_before_they_have_text(browser: Any, rally: PagePlatf
         assert max(box["width"], box["height"]) <= 1, "announced, not shown"
 
 
-def test_every_control_has_a_role_and_a_name(browser: Any, rally: PagePlatform):
-    phone = {"has_touch": True, "is_mobile": True, "viewport": {"width": 400, "height": 800}}
-    with open_tab(browser, rally.address, **phone) as tab:
+def test_every_control_has_a_role_and_a_name(browser: Browser, rally: PagePlatform):
+    phone = {"has_touch": True, "is_mobile": True}
+    viewport = {"width": 400, "height": 800}
+    with open_tab(browser, rally.address, viewport=viewport, **phone) as tab:
         for role, name in (
             ("switch", "My games teach the bot"),
             ("switch", "Show what the bot thinks"),

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser.browsers import Player, Tab, open_tab, play_points
+from tests.browser.browsers import Browser, Player, Tab, open_tab, play_points
 from tests.browser.test_gateway_away import ALL_ACKED
 from tests.cli.platforms import wait_for
 from tests.clients.test_docs_js import RALLY
@@ -18,7 +18,7 @@ from understudy.platform.play_page import page_address
 from understudy.serve import pages
 from understudy.serve.server import Listen
 
-WITH_WORKER = {"service_workers": "allow"}
+WITH_WORKER: dict[str, Any] = {"service_workers": "allow", "own_context": True}
 CACHE_NAMES = "async () => (await navigator.serviceWorker.ready) && (await caches.keys()).join()"
 
 
@@ -28,7 +28,7 @@ def cached_page(tab: Tab) -> str:
 
 
 def test_a_reload_without_the_gateway_plays_the_last_bot_and_sends_the_match_later(
-    browser: Any, tmp_path: Path
+    browser: Browser, tmp_path: Path
 ):
     with ExitStack() as stack:
         with running(tmp_path) as gateway:
@@ -78,7 +78,7 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_new_page_is_shown_at_once_and_replaces_the_cached_one(
-    browser: Any, tmp_path: Path, newer: Any
+    browser: Browser, tmp_path: Path, newer: Any
 ):
     title = "async () => (await (await fetch('/play')).text()).match(/<title>(newer)?/)[1] ?? ''"
     with (

@@ -1,13 +1,13 @@
 """Playing on the page: matches by keyboard, stored episodes, new bots, consent and layout."""
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
-
 from tests.browser.browsers import (
+    Browser,
     PagePlatform,
     Player,
     Tab,
@@ -16,17 +16,13 @@ from tests.browser.browsers import (
     open_tab,
     play_points,
     points,
-    run_platform,
     stored,
 )
 from tests.cli.platforms import wait_for
+from tests.clients.test_docs_js import RALLY
+from tests.serve.gateways import running
+from understudy.platform.play_page import page_address
 from understudy.ports import MAX_CANARY_SHARE
-
-
-@pytest.fixture(scope="module")
-def rally(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PagePlatform]:
-    with run_platform(tmp_path_factory.mktemp("rally")) as platform:
-        yield platform
 
 
 def assert_no_errors(tab: Tab, platform: PagePlatform) -> None:
@@ -36,11 +32,13 @@ def assert_no_errors(tab: Tab, platform: PagePlatform) -> None:
 
 
 def test_a_match_by_keyboard_is_stored_with_the_person_in_one_seat_and_the_bot_in_the_other(
-    browser: Any, rally: PagePlatform
+    browser: Browser, rally: PagePlatform
 ):
+    began_s = time.time()
+    bot_name = rally.champion
     with open_tab(browser, rally.address) as tab:
         assert "key" not in tab.page.url
-        tab.page.wait_for_selector("body[data-bot='rally/1']")
+        tab.page.wait_for_selector(f"body[data-bot='{bot_name}']")
         tab.screenshot("rally-welcome")
         tab.page.click("#start")
         player = Player(tab)
@@ -58,29 +56,30 @@ def test_a_match_by_keyboard_is_stored_with_the_person_in_one_seat_and_the_bot_i
         acked = tab.count("acked")
         assert recorded == acked > 100
         assert_no_errors(tab, rally)
-    episodes = episodes_of(rally.chunks(steps=acked))
+    episodes = episodes_of(rally.chunks(since_s=began_s, steps=acked))
     assert sum(episode.steps for episode in episodes) == acked
     person, bot = ([episode for episode in episodes if episode.seat == seat] for seat in (0, 1))
     assert len({episode.match for episode in episodes}) == 1
     assert len(person) == len(bot) == mine + theirs
     assert {episode.by for episode in person} == {frozenset({"person"})}
     assert {episode.by for episode in bot} == {frozenset({"bot"})}
-    assert {episode.model for episode in bot} == {"rally/1"}
-    assert {episode.opponents for episode in person} == {("rally/1",)}
+    assert {episode.model for episode in bot} == {bot_name}
+    assert {episode.opponents for episode in person} == {(bot_name,)}
     assert {episode.opponents for episode in bot} == {("person",)}
     assert [episode.result for episode in person].count("win") == mine
     assert [episode.result for episode in bot].count("win") == theirs
 
 
 def test_a_new_champion_appears_without_a_reload_and_plays_the_next_serve(
-    browser: Any, rally: PagePlatform
+    browser: Browser, rally: PagePlatform
 ):
+    before = rally.champion
     with open_tab(browser, rally.address) as tab:
-        tab.page.wait_for_selector("body[data-bot='rally/1']")
+        tab.page.wait_for_selector(f"body[data-bot='{before}']")
         tab.page.click("#start")
         player = Player(tab)
         wait_for(lambda: player.look() == "playing" and len(player.positions) > 3)
-        assert tab.text("#them") == "rally/1"
+        assert tab.text("#them") == before
         name = rally.release(seed=3)
         wait_for(lambda: player.look() == "playing" and tab.data("bot") == name)
         assert name in tab.text("#notice")
@@ -88,43 +87,49 @@ def test_a_new_champion_appears_without_a_reload_and_plays_the_next_serve(
         wait_for(lambda: player.look() != "playing" or tab.text("#them") == name)
         assert tab.text("#them") == name
         options = tab.page.query_selector_all("#opponent option")
-        assert [option.get_attribute("value") for option in options[:2]] == ["champion", "model 1"]
+        assert [option.get_attribute("value") for option in options[:2]] == [
+            "champion",
+            before.replace("rally/", "model "),
+        ]
         assert_no_errors(tab, rally)
 
 
-def test_a_canary_that_plays_a_serve_is_labelled_as_on_trial(browser: Any, tmp_path: Path):
-    small = {"viewport": {"width": 320, "height": 568}}
-    with run_platform(tmp_path) as rally, open_tab(browser, f"{rally.url}/play", **small) as tab:
-        registry = rally.deployment.registry
-        (spec,) = rally.specs()
-        rally.release(seed=1)
-        registry.set_alias(spec.game, "champion", 1, why="test")
-        registry.set_alias(spec.game, "canary", 2, why="test", share=MAX_CANARY_SHARE)
-        tab.page.goto("about:blank")
-        tab.page.goto(rally.address)
-        tab.page.wait_for_selector("body[data-bot='rally/1']")
-        tab.page.wait_for_selector("#state[data-state=connected]")
-        height = tab.page.locator(".score").bounding_box()["height"]
-        tab.page.click("#quietly")
-
-        def is_labelled() -> bool:
-            if tab.page.get_attribute("body", "data-phase") == "over":
-                tab.page.click("#start")
-            return tab.text("#them") == "rally/2 (on trial)"
-
-        # The gateway draws the bot of each serve, so a whole match may be the champion's.
-        wait_for(is_labelled, timeout_s=200)
-        tab.screenshot("rally-canary-320")
-        assert tab.page.locator("#opponent option:checked").text_content() == "champion rally/1"
-        assert tab.page.locator(".score").bounding_box()["height"] == height, (
-            "the court does not move"
-        )
-        assert tab.page.evaluate(
-            "(node => node.scrollHeight <= node.clientHeight + 1)(document.getElementById('them'))"
-        )
+def test_a_canary_that_plays_a_serve_is_labelled_as_on_trial(browser: Browser, tmp_path: Path):
+    """On a gateway of its own: the others' tabs would get the canary, too."""
+    small = {"width": 320, "height": 568}
+    with running(tmp_path) as gateway:
+        gateway.register(RALLY)
+        gateway.release(RALLY, "argmax")
+        gateway.release(RALLY, "argmax", seed=1, promote=False)
+        gateway.registry.set_alias("rally", "canary", 2, why="test", share=MAX_CANARY_SHARE)
+        address = page_address(gateway.url, "rally", key=gateway.key("play"))
+        with open_tab(browser, address, viewport=small) as tab:
+            see_a_canary(tab)
 
 
-def test_an_older_model_and_a_script_can_be_chosen(browser: Any, rally: PagePlatform):
+def see_a_canary(tab: Tab) -> None:
+    """Play until the canary has a serve."""
+    tab.page.wait_for_selector("body[data-bot='rally/1']")
+    tab.page.wait_for_selector("#state[data-state=connected]")
+    height = tab.page.locator(".score").bounding_box()["height"]
+    tab.page.click("#quietly")
+
+    def is_labelled() -> bool:
+        if tab.page.get_attribute("body", "data-phase") == "over":
+            tab.page.click("#start")
+        return tab.text("#them") == "rally/2 (on trial)"
+
+    # The gateway draws the bot of each serve, so a whole match may be the champion's.
+    wait_for(is_labelled, timeout_s=200)
+    tab.screenshot("rally-canary-320")
+    assert tab.page.locator("#opponent option:checked").text_content() == "champion rally/1"
+    assert tab.page.locator(".score").bounding_box()["height"] == height, "the court does not move"
+    assert tab.page.evaluate(
+        "(node => node.scrollHeight <= node.clientHeight + 1)(document.getElementById('them'))"
+    )
+
+
+def test_an_older_model_and_a_script_can_be_chosen(browser: Browser, rally: PagePlatform):
     rally.release(seed=4)
     with open_tab(browser, rally.address) as tab:
         tab.page.wait_for_selector("#opponent option[value='model 1']", state="attached")
@@ -142,8 +147,8 @@ def test_an_older_model_and_a_script_can_be_chosen(browser: Any, rally: PagePlat
         assert_no_errors(tab, rally)
 
 
-def test_without_consent_nothing_is_recorded(browser: Any, rally: PagePlatform):
-    before = len(stored(rally.up.data))
+def test_without_consent_nothing_is_recorded(browser: Browser, rally: PagePlatform):
+    began_s = time.time()
     with open_tab(browser, rally.address) as tab:
         sent: list[str] = []
         tab.page.on(
@@ -151,7 +156,7 @@ def test_without_consent_nothing_is_recorded(browser: Any, rally: PagePlatform):
             lambda request: sent.append(request.url) if request.method == "POST" else None,
         )
         tab.page.click("#quietly")
-        play_points(Player(tab), points_more=2)
+        play_points(Player(tab))
         assert (tab.count("recorded"), tab.count("acked"), tab.count("waiting")) == (0, 0, 0)
         assert tab.data("recording") == "false"
         assert sent == []
@@ -161,11 +166,11 @@ def test_without_consent_nothing_is_recorded(browser: Any, rally: PagePlatform):
         assert not tab.page.is_checked("#consent")
         assert tab.page.is_hidden("#quietly")
         assert_no_errors(tab, rally)
-    assert len(stored(rally.up.data)) == before
+    assert stored(rally.up.data, since_s=began_s) == []
 
 
 def test_withdrawing_consent_during_a_serve_stops_recording_at_once(
-    browser: Any, rally: PagePlatform
+    browser: Browser, rally: PagePlatform
 ):
     with open_tab(browser, rally.address) as tab:
         tab.page.click("#start")
@@ -181,7 +186,9 @@ def test_withdrawing_consent_during_a_serve_stops_recording_at_once(
         assert_no_errors(tab, rally)
 
 
-def test_consent_withdrawn_in_another_tab_takes_effect_at_once(browser: Any, rally: PagePlatform):
+def test_consent_withdrawn_in_another_tab_takes_effect_at_once(
+    browser: Browser, rally: PagePlatform
+):
     with open_tab(browser, rally.address) as tab:
         tab.page.wait_for_selector("#state[data-state=connected]")
         tab.page.click("#start")
@@ -202,7 +209,9 @@ def test_consent_withdrawn_in_another_tab_takes_effect_at_once(browser: Any, ral
         assert_no_errors(tab, rally)
 
 
-def test_a_failing_bot_is_reported_and_a_script_plays_the_serve(browser: Any, rally: PagePlatform):
+def test_a_failing_bot_is_reported_and_a_script_plays_the_serve(
+    browser: Browser, rally: PagePlatform
+):
     with open_tab(browser, f"{rally.url}/play") as tab:
 
         def break_bot(route: Any) -> None:
@@ -214,8 +223,7 @@ def test_a_failing_bot_is_reported_and_a_script_plays_the_serve(browser: Any, ra
             route.fulfill(body=body, content_type="text/javascript")
 
         tab.page.route("**/static/opponents.js", break_bot)
-        tab.page.goto("about:blank")
-        tab.page.goto(rally.address)
+        tab.visit(rally.address)
         tab.page.wait_for_selector("body[data-bot^='rally/']")
         tab.page.click("#start")
         tab.page.wait_for_selector("#notice:not([hidden])")
@@ -226,7 +234,7 @@ def test_a_failing_bot_is_reported_and_a_script_plays_the_serve(browser: Any, ra
         wait_for(lambda: player.look() == "playing" and len(player.positions) > 5)
 
 
-def test_a_page_without_a_key_plays_and_shows_the_next_step(browser: Any, rally: PagePlatform):
+def test_a_page_without_a_key_plays_and_shows_the_next_step(browser: Browser, rally: PagePlatform):
     with open_tab(browser, f"{rally.url}/play") as tab:
         assert tab.data("phase") == "ready"
         assert "understudy play rally --web" in tab.text("#sending")
@@ -238,20 +246,12 @@ def test_a_page_without_a_key_plays_and_shows_the_next_step(browser: Any, rally:
         assert_no_errors(tab, rally)
 
 
-def test_a_game_without_a_page_is_reported_in_words(browser: Any, rally: PagePlatform):
+def test_a_game_without_a_page_is_reported_in_words(browser: Browser, rally: PagePlatform):
     with open_tab(browser, f"{rally.url}/play#game=chess&key={rally.key}") as tab:
         assert tab.text("#message") == "There is no page for chess"
         tab.page.keyboard.press("Space")
         assert tab.data("phase") == "ready"
         assert_no_errors(tab, rally)
-
-
-def test_an_unknown_key_is_reported_in_words(browser: Any, rally: PagePlatform):
-    with open_tab(browser, rally.address[:-4] + "AAAA") as tab:
-        wait_for(lambda: tab.page.get_attribute("#state", "data-state") == "refused")
-        assert "not a key of this deployment" in tab.text("#sending")
-        # The browser itself logs the rejected request; the page logs no other error.
-        assert all("401" in error for error in tab.errors)
 
 
 def hold(tab: Tab, selector: str, height: float, is_reached: Callable[[int], bool]) -> None:
@@ -267,39 +267,49 @@ def hold(tab: Tab, selector: str, height: float, is_reached: Callable[[int], boo
     tab.page.mouse.up()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_fits_a_small_phone_and_is_played_by_touch(
-    browser: Any, rally: PagePlatform, scheme: str
+def background(tab: Tab) -> str:
+    return str(tab.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+
+def test_the_page_fits_a_small_phone_in_light_and_dark_and_is_played_by_touch(
+    browser: Browser, rally: PagePlatform
 ):
-    phone = {
+    phone: dict[str, Any] = {
         "viewport": {"width": 360, "height": 740},
         "device_scale_factor": 2,
         "has_touch": True,
         "is_mobile": True,
-        "color_scheme": scheme,
         "reduced_motion": "reduce",
     }
     with open_tab(browser, rally.address, **phone) as tab:
         tab.page.wait_for_selector("#state[data-state=connected]")
-        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
-        tab.screenshot(f"rally-phone-{scheme}-welcome")
+        backgrounds = set()
+        for scheme in ("light", "dark"):
+            tab.page.emulate_media(color_scheme=scheme)
+            assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
+            tab.screenshot(f"rally-phone-{scheme}-welcome")
+            backgrounds.add(background(tab))
+        assert len(backgrounds) == 2
         tab.page.tap("#start")
         tab.page.check("#thinks")
         assert tab.page.is_visible("#minus")
         wait_for(lambda: bool(tab.page.get_attribute("#court", "data-place")))
         hold(tab, "#court", 0.05, lambda own: own < 1000)
-        tab.screenshot(f"rally-phone-{scheme}")
+        for scheme in ("light", "dark"):
+            tab.page.emulate_media(color_scheme=scheme)
+            tab.screenshot(f"rally-phone-{scheme}")
         hold(tab, "#plus", 0.5, lambda own: own > 1800)
         hold(tab, "#minus", 0.5, lambda own: own < 1200)
         tab.page.evaluate("scrollTo(0, 9999)")
-        tab.screenshot(f"rally-phone-{scheme}-below")
+        tab.screenshot("rally-phone-below")
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
         assert_no_errors(tab, rally)
 
 
-def test_the_page_fits_a_phone_in_landscape_orientation(browser: Any, rally: PagePlatform):
-    phone = {"viewport": {"width": 740, "height": 360}, "has_touch": True, "is_mobile": True}
-    with open_tab(browser, rally.address, **phone) as tab:
+def test_the_page_fits_a_phone_in_landscape_orientation(browser: Browser, rally: PagePlatform):
+    phone = {"has_touch": True, "is_mobile": True}
+    viewport = {"width": 740, "height": 360}
+    with open_tab(browser, rally.address, viewport=viewport, **phone) as tab:
         tab.screenshot("rally-landscape")
         stage_box, court, quietly = (
             tab.page.locator(selector).bounding_box()
@@ -314,8 +324,11 @@ def test_the_page_fits_a_phone_in_landscape_orientation(browser: Any, rally: Pag
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= 740
 
 
-def test_the_page_works_in_dark_mode_on_a_desktop(browser: Any, rally: PagePlatform):
-    with open_tab(browser, rally.address, color_scheme="dark") as tab:
+def test_the_page_works_in_dark_mode_on_a_desktop(browser: Browser, rally: PagePlatform):
+    with open_tab(browser, rally.address) as tab:
+        light = background(tab)
+        tab.page.emulate_media(color_scheme="dark")
+        assert background(tab) != light
         tab.page.wait_for_selector("#state[data-state=connected]")
         tab.page.click("#start")
         tab.page.check("#thinks")
@@ -326,7 +339,7 @@ def test_the_page_works_in_dark_mode_on_a_desktop(browser: Any, rally: PagePlatf
 
 
 def test_every_control_is_reached_by_keyboard_with_a_visible_focus(
-    browser: Any, rally: PagePlatform
+    browser: Browser, rally: PagePlatform
 ):
     with open_tab(browser, rally.address) as tab:
         reached = []
@@ -343,11 +356,9 @@ def test_every_control_is_reached_by_keyboard_with_a_visible_focus(
         assert_no_errors(tab, rally)
 
 
-def test_cartpole_is_played_by_the_person_and_recorded(browser: Any, tmp_path: Path):
-    with (
-        run_platform(tmp_path, "CartPole-v1") as cartpole,
-        open_tab(browser, cartpole.address) as tab,
-    ):
+def test_cartpole_is_played_by_the_person_and_recorded(browser: Browser, cartpole: PagePlatform):
+    began_s = time.time()
+    with open_tab(browser, cartpole.address) as tab:
         tab.page.wait_for_selector("body[data-bot='CartPole-v1/1']")
         tab.page.click("#start")
         tab.page.keyboard.press("ArrowLeft")
@@ -363,7 +374,7 @@ def test_cartpole_is_played_by_the_person_and_recorded(browser: Any, tmp_path: P
         wait_for(
             lambda: tab.count("acked") == tab.count("recorded") == steps + int(tab.text("#score"))
         )
-        episodes = episodes_of(cartpole.chunks(steps=tab.count("acked")))
+        episodes = episodes_of(cartpole.chunks(since_s=began_s, steps=tab.count("acked")))
         assert [(episode.by, episode.model) for episode in episodes] == [
             (frozenset({"person"}), None),
             (frozenset({"bot"}), "CartPole-v1/1"),

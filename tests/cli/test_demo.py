@@ -50,6 +50,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "images"
         (["--models", "nosuch://x"], 2, "cannot store models"),
         (["--game", "nosuch"], 2, "game 'nosuch' is unknown"),
         (["--players", "0"], 2, "--players is 0"),
+        (["--seconds", "1"], 2, "--seconds is 1"),
+        (["--kill", "store"], 2, "'store' is not one of"),
         (["--seed", "-1"], 2, "--seed is -1; pass a number from 0"),
     ],
 )
@@ -67,6 +69,7 @@ def test_bad_options_are_rejected_before_anything_is_created(
     assert run_command(["demo", "--keep", str(tmp_path / "kept"), *wrong]) == code
     out, err = capsys.readouterr()
     assert said in err
+    assert "Traceback" not in err
     assert "people play" not in out
     assert not (tmp_path / "kept").exists()
 

@@ -1,9 +1,8 @@
-// Serves live models to the client, valid and forged, and prints which bot plays after each.
-import { readFileSync } from "node:fs";
+// Serves live models to the client, valid and forged, and prints which bot plays after each; for each line of its input.
+import { createInterface } from "node:readline";
 import { checkSigned, connect } from "../../clients/js/understudy.js";
 import { storage } from "./storage.mjs";
 
-const request = JSON.parse(readFileSync(0, "utf8"));
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** A platform that serves the live models it is set to. */
@@ -130,9 +129,12 @@ const checked = async ([text, trust]) =>
     (entry) => ({ entry }),
     (error) => ({ code: error.code }),
   );
-const output = {
-  checked: await Promise.all((request.signed ?? []).map(checked)),
-  scenarios: await Promise.all((request.scenarios ?? []).map(scenario)),
-};
-// Exiting at once would lose output that the pipe has not read yet.
-process.stdout.write(JSON.stringify(output), () => process.exit(0));
+for await (const line of createInterface({ input: process.stdin })) {
+  const request = JSON.parse(line);
+  const output = {
+    checked: await Promise.all((request.signed ?? []).map(checked)),
+    scenarios: await Promise.all((request.scenarios ?? []).map(scenario)),
+  };
+  process.stdout.write(`${JSON.stringify(output)}\n`);
+}
+process.exit(0);

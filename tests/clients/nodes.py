@@ -48,3 +48,34 @@ def run_script(script: str, request: Any = None, *, timeout_s: float = 120.0) ->
     )
     assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return json.loads(done.stdout)
+
+
+class Server:
+    """A script of this folder that answers every line of JSON with one; ends with the block.
+
+    Starting Node costs more than most requests.
+    """
+
+    def __init__(self, script: str) -> None:
+        self._process = subprocess.Popen(
+            [_NODE or "node", HERE / script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, request: Any) -> Any:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(f"{json.dumps(request)}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the script failed; see its errors above"
+        return json.loads(answer)
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()

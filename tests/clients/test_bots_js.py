@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.client.platforms import SIGNER, Platform, constant_policy
-from tests.clients.nodes import needs_node, run_script
+from tests.clients.nodes import Server, needs_node
 from tests.clients.test_policies_js import CASES, policy_of
 from understudy.core.signed import Signer, public_key_text
 from understudy.core.tensors import DTYPES
@@ -25,6 +26,20 @@ pytestmark = needs_node
 OTHER = Signer(bytes(range(1, 33)))
 SPEC = game_spec("my-game", obs=2, actions=["up", "stay", "down"])
 TRUST = [public_key_text(SIGNER.public)]
+_servers: list[Server] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def node() -> Iterator[None]:
+    """One Node for all tests."""
+    with Server("bots.mjs") as server:
+        _servers.append(server)
+        yield
+    _servers.clear()
+
+
+def ask_node(request: Any) -> Any:
+    return _servers[0].ask(request)
 
 
 class Scenario:
@@ -57,7 +72,7 @@ class Scenario:
 def played(*steps: dict[str, Any], spec: GameSpec = SPEC) -> Any:
     first: dict[str, Any] = {"start": {}} if "start" not in steps[0] else {}
     request = {"spec": json.loads(spec.to_json()), "steps": [first | steps[0], *steps[1:]]}
-    return run_script("bots.mjs", {"scenarios": [request]})["scenarios"][0]
+    return ask_node({"scenarios": [request]})["scenarios"][0]
 
 
 def test_a_document_signed_by_a_trusted_key_is_accepted():
@@ -67,9 +82,7 @@ def test_a_document_signed_by_a_trusted_key_is_accepted():
         {"text": 'ä"\\ ,"key_id":"0123456789abcdef"', "n": [1.5, None, {"b": "}"}]},
     ]
     signed = [[SIGNER.sign(entry).decode(), TRUST] for entry in entries]
-    assert run_script("bots.mjs", {"signed": signed})["checked"] == [
-        {"entry": entry} for entry in entries
-    ]
+    assert ask_node({"signed": signed})["checked"] == [{"entry": entry} for entry in entries]
 
 
 def test_every_kind_of_forged_document_is_rejected():
@@ -106,11 +119,9 @@ def test_every_kind_of_forged_document_is_rejected():
         "too_large": ["x" * 300_000],
     }
     cases = [(code, document) for code, documents in forged.items() for document in documents]
-    found = run_script("bots.mjs", {"signed": [[document, TRUST] for _, document in cases]})[
-        "checked"
-    ]
+    found = ask_node({"signed": [[document, TRUST] for _, document in cases]})["checked"]
     assert found == [{"code": code} for code, _ in cases]
-    (found,) = run_script("bots.mjs", {"signed": [[text, []]]})["checked"]
+    (found,) = ask_node({"signed": [[text, []]]})["checked"]
     assert found == {"code": "unknown_key"}
 
 
@@ -538,7 +549,7 @@ def test_golden_outputs_are_computed_and_checked_alike_for_every_policy(tmp_path
         live_models = {"number": 1, "champion": point, "champion_release": release, "trust": TRUST}
         step = {"start": {}, "liveModels": live_models, "policies": {1: raw.hex()}, "episodes": 0}
         scenarios.append({"spec": json.loads(policy.game.to_json()), "steps": [step]})
-    found = run_script("bots.mjs", {"scenarios": scenarios})["scenarios"]
+    found = ask_node({"scenarios": scenarios})["scenarios"]
     assert [(result["seen"][0]["bot"], result["seen"][0]["error"]) for result in found] == [
         ("net/1", "")
     ] * len(policies)

@@ -32,6 +32,7 @@ from understudy.models.manifest import Lineage
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.ports import Stored
+from understudy.serve.server import Listen
 from understudy.serve.state import GatewayConfig
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
@@ -274,7 +275,7 @@ def test_a_killed_gateway_loses_and_duplicates_nothing_and_play_never_stops(tmp_
     assert away["waiting"] > 100
     assert away["acked"] < away["recorded"]
     assert (away["bot"], away["stopped"], away["dropped"]) == ("rally/1", "", 0)
-    with serving(tmp_path, port):
+    with running(tmp_path, listen=Listen(port=port)):
         back = game.until(
             lambda report: report["acked"] >= away["recorded"] and not report["lastError"]
         )
@@ -349,7 +350,7 @@ def test_a_game_that_starts_without_its_gateway_plays_and_sends_later(tmp_path, 
     game = page(f"http://127.0.0.1:{port}", key)
     alone = game.until(lambda report: report["decisions"] > 50)
     assert alone["lastError"].startswith("unreachable")
-    with serving(tmp_path, port):
+    with running(tmp_path, listen=Listen(port=port)):
         game.until(lambda report: report["acked"] > 50)
         report = game.stop()
     assert (

@@ -30,7 +30,7 @@ SLIDE = game_spec("slide", obs=2, actions=Box((2,), DTYPES["F32"], -1.0, 1.0))
 OBS = [0.5, -1.0]
 PATIENT = GatewayConfig(decide_within_s=10.0)
 NOISE = {"easy": 0.7, "even": 0.3}
-N = 2_000
+N = 500
 PLAYS: list[dict[str, Any]] = [{"skill": "even"}, {"skill": "easy"}, {"temperature": 4}]
 INVALID: list[dict[str, Any]] = [
     {"skill": "medium"},

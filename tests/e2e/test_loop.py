@@ -40,7 +40,8 @@ def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(
     picture = tmp_path / "demo.svg"
     killing = ["--kill", kill] if kill else []
     code, found, said = run(
-        "--game", game, "--check", "--seconds", "480", "--svg", str(picture), *killing
+        *("--game", game, "--players", "2", "--check"),
+        *("--seconds", "480", "--svg", str(picture), *killing),
     )
     assert code == 0, said
     assert found["improved"]
@@ -95,13 +96,3 @@ def test_ctrl_c_leaves_no_process_and_no_folder(
     assert process.returncode == 130
     assert processes_of(tmp_path) == []
     assert list(tmp_path.glob("understudy-demo-*")) == []
-
-
-@pytest.mark.parametrize(
-    "wrong", [["--players", "0"], ["--seconds", "1"], ["--game", "Nope-v0"], ["--kill", "store"]]
-)
-def test_bad_options_are_rejected_immediately(wrong: list[str]) -> None:
-    code, found, said = run(*wrong, timeout_s=60)
-    assert code == 2
-    assert not found
-    assert "Traceback" not in said

@@ -75,7 +75,7 @@ class Guest:
         return 0
 
     def _play(self) -> None:
-        while not self._stop.wait(0.01):
+        while not self._stop.wait(0.02):
             before = self.without_bot
             self._person.step()
             self.by_bot += self.without_bot == before
@@ -109,7 +109,7 @@ class Stage:
             key=self.key,
             env_id=ENV,
             names=NAMES,
-            rate=100.0,
+            rate=50.0,
         )
         (self._people,) = Groups("people", [settings]).children
 
@@ -118,7 +118,7 @@ class Stage:
         while not condition():
             assert time.monotonic() < deadline_s, f"waited {TIMEOUT_S:.0f} s, and still not: {what}"
             self.look()
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def look(self) -> None:
         self.platform.supervisor.step()
@@ -162,7 +162,10 @@ def staged(folder: Path) -> Iterator[Stage]:
         data=str(folder / "D"),
         gateway=GatewaySection(port=0),
         gate=GateSection(first_share=0.5),
-        learner=LearnerSection(first_steps=300),
+        # Short trainings of clones, again and again: each fault comes while the learner works.
+        learner=LearnerSection(
+            first_steps=300, bc_updates=256, growth=1.2, improve_with="bc", improve_steps=10**6
+        ),
     )
     with Platform(config, on_state_change=lambda *_: None) as platform:
         stage = Stage(folder, platform)

@@ -209,6 +209,7 @@ class Table:
 def test_malicious_players_neither_spoil_the_first_bot_nor_promote_an_equal_one(
     attack: Attack, tmp_path: Path
 ) -> None:
+    """May take over 20 seconds: a bot and a candidate are trained, then play a trial."""
     config = Config(
         data=str(tmp_path / "D"),
         gateway=GatewaySection(port=0),

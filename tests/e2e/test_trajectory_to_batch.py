@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.streams.memory import MemoryStream
@@ -488,17 +489,8 @@ def check(
         np.testing.assert_array_equal(array, truth[at], err_msg=name)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    n_step=st.integers(1, 5),
-    stack=st.integers(1, 4),
-    prioritised=st.booleans(),
-    order=st.sampled_from(["as sent", "swapped", "shuffled"]),
-)
-def test_drawn_transitions_match_the_recorded_ones(
-    seed: int, n_step: int, stack: int, prioritised: bool, order: str
-) -> None:
+def record_and_draw(seed: int, *, n_step: int, stack: int, prioritised: bool, order: str) -> None:
+    """Record random games, and compare what a learner may draw with the true steps."""
     rng = np.random.default_rng(seed)
     clock = ManualClock()
     spec = some_spec(rng)
@@ -538,3 +530,29 @@ def test_drawn_transitions_match_the_recorded_ones(
         played[0].heard.clear()
         look()
         followed.close()
+
+
+SETTINGS = {
+    "seed": st.integers(0, 2**32 - 1),
+    "n_step": st.integers(1, 5),
+    "stack": st.integers(1, 4),
+    "prioritised": st.booleans(),
+    "order": st.sampled_from(["as sent", "swapped", "shuffled"]),
+}
+
+
+@settings(max_examples=15)
+@given(**SETTINGS)
+def test_drawn_transitions_match_the_recorded_ones(
+    seed: int, n_step: int, stack: int, prioritised: bool, order: str
+) -> None:
+    record_and_draw(seed, n_step=n_step, stack=stack, prioritised=prioritised, order=order)
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(**SETTINGS)
+def test_drawn_transitions_match_the_recorded_ones_in_more_games(
+    seed: int, n_step: int, stack: int, prioritised: bool, order: str
+) -> None:
+    record_and_draw(seed, n_step=n_step, stack=stack, prioritised=prioritised, order=order)

@@ -82,6 +82,7 @@ class Stage:
 
 @pytest.mark.timeout(400)
 def test_each_version_of_a_game_keeps_its_own_bot(tmp_path: Path):
+    """May take over 20 seconds: one platform trains the first bots of two versions."""
     config = Config(
         data=str(tmp_path / "D"),
         gateway=GatewaySection(port=0),

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.browser.conftest import browser  # noqa: F401 (a fixture, for this module too)
+from tests.browser.browsers import Browser
 from tests.cli.platforms import wait_for
 from tests.serve.gateways import CART, running
 from understudy.experience.chunk import chunk_of
@@ -33,10 +33,12 @@ ADOPTED = """async () => {
 }"""
 
 
-def test_a_tab_adopts_the_frames_of_another_only_once_that_is_closed(tmp_path: Path, browser: Any):  # noqa: F811
+def test_a_tab_adopts_the_frames_of_another_only_once_that_is_closed(
+    tmp_path: Path, browser: Browser
+):
     with running(tmp_path) as gateway:
         spec = gateway.register(CART)
-        tabs = browser.new_context()
+        tabs = browser.driver.new_context()
         try:
             facts = [gateway.key("play", origins=(gateway.url,)), json.loads(spec.to_json())]
             first = tabs.new_page()
@@ -83,11 +85,11 @@ class Polls:
 
 def test_many_tabs_send_at_once_and_get_a_new_bot_through_one_long_poll(
     tmp_path: Path,
-    browser: Any,  # noqa: F811
+    browser: Browser,
 ):
     with running(tmp_path) as gateway:
         spec = gateway.register(CART)
-        context = browser.new_context()
+        context = browser.driver.new_context()
         try:
             facts = [gateway.key("play", origins=(gateway.url,)), json.loads(spec.to_json())]
             tabs = [context.new_page() for _ in range(MANY)]
