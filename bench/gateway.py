@@ -66,7 +66,7 @@ SIZES = {
     for size in (
         Size(name="full", players=1_000, seconds=60, frames=2_048, rounds=5),
         Size(name="quick", players=100, seconds=10, frames=1_024, rounds=2),
-        Size(name="tiny", players=10, seconds=3, frames=256, rounds=1),
+        Size(name="tiny", players=10, seconds=3, frames=128, rounds=1),
     )
 }
 

@@ -97,6 +97,8 @@ class Size:
     """As in the preset; a call takes 8 steps for each."""
     width: int = 1_300
     """Of the two layers of the network whose weights are spread."""
+    has_own_processes: bool = True
+    """Whether each training is measured in a process of its own."""
 
 
 SIZES = {
@@ -113,6 +115,7 @@ SIZES = {
             has_peers=False,
             updates_per_call=1,
             width=300,
+            has_own_processes=False,
         ),
     )
 }
@@ -139,7 +142,7 @@ def _processes(_: Path, size: Size, findings: Findings) -> None:
         size.rounds,
         {
             name: functools.partial(
-                _child,
+                _child if size.has_own_processes else _here,
                 "processes",
                 game="slow",
                 envs=actors,
@@ -178,7 +181,7 @@ def _workers(_: Path, size: Size, findings: Findings) -> None:
         size.rounds,
         {
             name: functools.partial(
-                _child,
+                _child if size.has_own_processes else _here,
                 "workers",
                 workers=workers,
                 seconds=size.seconds,
@@ -345,6 +348,11 @@ def _child(
     )
     fields: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
     return fields
+
+
+def _here(measure: str, **request: Any) -> dict[str, Any]:
+    """The same in this process."""
+    return _MEASURES[measure](**request)
 
 
 def _theirs(peer: Contestant, request: dict[str, Any]) -> dict[str, Any]:

@@ -80,6 +80,9 @@ class Size:
     iterations: int = 4_000
     hidden: Sequence[int] = HIDDEN
     batches: Sequence[int] = BATCHES
+    slots: int = CORES
+    starts: int = 3
+    """How often a study of empty trials is measured."""
 
 
 SIZES = {
@@ -96,6 +99,9 @@ SIZES = {
             iterations=64,
             hidden=(20,),
             batches=(32,),
+            # A second process would compile the same programs once more.
+            slots=1,
+            starts=1,
         ),
     )
 }
@@ -185,12 +191,12 @@ def overhead(folder: Path, size: Size, findings: Findings) -> None:
     starts_s: list[float] = []
     trials_ms: list[float] = []
     n_done = 0
-    for number in range(3):
+    for number in range(size.starts):
         seconds = []
         for trials in (1, n_trials):
             (folder / "study.toml").write_text(NOTHING.format(trials=trials))
             out = folder / f"{number}-{trials}"
-            command = ["tune", "study.toml", "--slots", str(CORES), "--out", str(out)]
+            command = ["tune", "study.toml", "--slots", str(size.slots), "--out", str(out)]
             began_s = time.monotonic()
             subprocess.run(
                 [sys.executable, "-m", "understudy.cli.main", *command],
@@ -202,7 +208,7 @@ def overhead(folder: Path, size: Size, findings: Findings) -> None:
             n_done += len(load_study(out).trials)
         starts_s.append(seconds[0])
         trials_ms.append((seconds[1] - seconds[0]) / (n_trials - 1) * 1_000)
-    gate = all_of(("every trial is in the journal", n_done == 3 * (1 + n_trials)))
+    gate = all_of(("every trial is in the journal", n_done == size.starts * (1 + n_trials)))
     findings.figures += [
         Figure(
             name="a study with one empty trial: the whole command",
@@ -260,7 +266,7 @@ def study_of(folder: Path, size: Size, *, seed: int) -> StudyConfig:
         seed=seed,
         # A random search knows no results, so all of its trials may be asked for at once.
         search=SearchConfig(lag=size.trials, test_seeds=0),
-        slots=SlotsConfig(slots=CORES, lanes=LANES),
+        slots=SlotsConfig(slots=size.slots, lanes=LANES),
     )
 
 
@@ -395,7 +401,7 @@ def alone(folder: Path, size: Size, findings: Findings) -> None:
     """The final returns of the same settings with many seeds, in lanes and with `train`."""
     from understudy import train
 
-    hidden = size.hidden[-1] // 4
+    hidden = size.hidden[len(size.hidden) // 2]
     values = {"learning_rate": 4e-3, "discount": 0.97, "batch": size.batches[-1]}
     per_insert = float(size.batches[-1])  # one update per step
     fixed = {**settings_of(size), **values, "widths": [hidden], "samples_per_insert": per_insert}
@@ -408,7 +414,7 @@ def alone(folder: Path, size: Size, findings: Findings) -> None:
             trainable=TrainableSpec(path="understudy.tuning.lanes:Lanes", config=config),
             max_trials=size.seeds,
             search=SearchConfig(lag=size.seeds, test_seeds=0),
-            slots=SlotsConfig(slots=CORES, lanes=LANES),
+            slots=SlotsConfig(slots=size.slots, lanes=LANES),
         )
     )
     in_lanes_s = time.monotonic() - began_s

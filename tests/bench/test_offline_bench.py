@@ -1,13 +1,9 @@
 """bench/offline.py: people's steps, a short training on them, and the bot's place."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from bench import offline
 from bench.offline import (
     learned,
     malicious_among,
@@ -19,8 +15,6 @@ from bench.offline import (
 from bench.people import GAMES
 from understudy.learn.centre import find_centre
 from understudy.training.settings import TrainRequest, resolve
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_steps_of_people_are_recorded_as_transitions():
@@ -60,13 +54,13 @@ def test_some_players_are_poisoned_and_the_learner_accepts_their_chunks():
     assert learner.counts.inserted_steps == sum(chunk.meta.n_steps for _, chunk in sent)
 
 
-def test_a_short_run_prints_the_bots_place():
-    command = [sys.executable, str(ROOT / "bench" / "offline.py"), "cartpole", "bc"]
-    command += ["--steps", "2000", "--updates", "256", "--episodes", "20", "--set", "batch=64"]
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
-    assert ran.returncode == 0, ran.stderr
-    what, _, place = ran.stdout.strip().partition(": ")
+def test_a_short_run_prints_the_bots_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    command = ["offline.py", "cartpole", "bc", "--steps", "2000", "--updates", "256"]
+    monkeypatch.setattr("sys.argv", [*command, "--episodes", "20", "--set", "batch=64"])
+    assert offline.main() == 0
+    what, _, place = capsys.readouterr().out.strip().partition(": ")
     assert what == "cartpole bc, 2000 steps, 256 updates, seed 0, centre '', symmetry ''"
     assert float(place.split(" ")[0]) > 0
 

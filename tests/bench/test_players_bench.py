@@ -216,40 +216,40 @@ def test_a_quick_run_writes_a_result_and_repeats_its_figures(tmp_path: Path) -> 
 # --- The loop -------------------------------------------------------------------------------------
 
 
-SMALL = ("bc.widths = [64, 64]", "iql.widths = [64, 64]")
+SMALL = LearnerSection(
+    growth=2.0,
+    bc_updates=1_024,
+    iql_updates=512,
+    ranking_updates=128,
+    settings=("bc.widths = [64, 64]", "iql.widths = [64, 64]"),
+)
+"""Fewer and shorter trainings of small networks, which take most of the minutes otherwise."""
 
 
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize(
-    ("name", "learner"),
+    ("name", "learner", "episodes"),
     [
-        # Small networks and fewer updates of iql, which take most of the minutes; in CartPole, a
-        # clone wins.
-        pytest.param(
-            "poker",
-            LearnerSection(iql_updates=1_536, ranking_updates=512, settings=SMALL),
-            id="poker",
+        # Episodes of CartPole are long, so fewer of them are measured.
+        pytest.param("poker", SMALL, 300, id="poker"),
+        pytest.param("cartpole", dataclasses.replace(SMALL, ranking_updates=0), 100, id="cartpole"),
+        *(
+            pytest.param(name, LearnerSection(), 300, id=f"{name}, full", marks=pytest.mark.slow)
+            for name in ("poker", "cartpole", "vault")
         ),
-        pytest.param(
-            "cartpole",
-            LearnerSection(iql_updates=512, ranking_updates=0, settings=SMALL),
-            id="cartpole",
-        ),
-        pytest.param("poker", LearnerSection(), id="poker, full", marks=pytest.mark.slow),
-        pytest.param("cartpole", LearnerSection(), id="cartpole, full", marks=pytest.mark.slow),
-        pytest.param("vault", LearnerSection(), id="vault, full", marks=pytest.mark.slow),
     ],
 )
 def test_people_play_through_a_platform_and_its_champion_is_measured(
-    name: str, learner: LearnerSection, tmp_path: Path
+    name: str, learner: LearnerSection, episodes: int, tmp_path: Path
 ) -> None:
+    """Takes more than 20 seconds: 30,000 steps of people, as many of bots, and each training."""
     game = GAMES[name]
     folder = tmp_path / "data"
     row = run_loop(
         game,
         steps=STEPS,
         seed=0,
-        episodes=300,
+        episodes=episodes,
         folder=folder,
         show=lambda *_: None,
         learner=learner,
@@ -270,8 +270,8 @@ def test_people_play_through_a_platform_and_its_champion_is_measured(
     assert champion in row["promotions"]
     policy = open_deployment(DataFolder(folder)).registry.policy(name, champion["model"])
     envs = make_envs(game.make, 20)
-    direct = evaluate(policy, envs, seeds=range(300), deterministic=False).returns
-    error = np.hypot(champion["standard_error"], direct.std(ddof=1) / np.sqrt(300))
+    direct = evaluate(policy, envs, seeds=range(episodes), deterministic=False).returns
+    error = np.hypot(champion["standard_error"], direct.std(ddof=1) / np.sqrt(episodes))
     assert abs(champion["mean"] - direct.mean()) <= 4 * error
     assert not [bot for bot in row["promotions"] if bot["on_scale"] < row["random_on_scale"]]
     assert row["missed"] == []

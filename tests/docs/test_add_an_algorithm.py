@@ -2,11 +2,11 @@
 is counted."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.docs.one_process import OneProcess
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "add-an-algorithm.md"
@@ -26,30 +26,20 @@ def test_the_example_is_short():
     assert len(code.splitlines()) <= 120
 
 
-def run(command: list[str], folder: Path) -> str:
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
 def test_the_page_works_as_it_stands(tmp_path: Path):
     """May take more than 20 seconds: its commands train the example from random weights until it
     balances."""
     results: dict[str, str] = {}
-    for language, text in BLOCK.findall(PAGE.read_text()):
-        assert language in ("python", "console")
-        if (name := FILE.match(text)) is not None:
-            (tmp_path / name[1]).write_text(text)
-        elif language == "python":
-            run([sys.executable, "-c", text], tmp_path)
-        else:
-            results |= {line: run(line.split(), tmp_path) for line in text.splitlines()}
+    with OneProcess() as process:
+        for language, text in BLOCK.findall(PAGE.read_text()):
+            assert language in ("python", "console")
+            if (name := FILE.match(text)) is not None:
+                (tmp_path / name[1]).write_text(text)
+            elif language == "python":
+                process.run([sys.executable, "-c", text], tmp_path)
+            else:
+                for line in text.splitlines():
+                    results[line] = process.run(line.split(), tmp_path)
     (listed,) = [output for line, output in results.items() if "--list" in line]
     assert "temperature" in listed
     (trained,) = [output for line, output in results.items() if "--until" in line]

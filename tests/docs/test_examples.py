@@ -1,14 +1,15 @@
 """Runs every command and example of the README and the guides, in the order of the page."""
 
 import ast
-import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.docs.one_process import OneProcess
 from understudy.platform.config import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -24,15 +25,17 @@ def commands(text: str) -> list[str]:
     return [line.split("#")[0].strip() for line in text.splitlines() if line.split("#")[0].strip()]
 
 
+@pytest.fixture(scope="module")
+def process() -> Iterator[OneProcess]:
+    with OneProcess() as process:
+        yield process
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_examples_run_as_they_stand(page: str, tmp_path: Path) -> None:
+def test_examples_run_as_they_stand(page: str, process: OneProcess, tmp_path: Path) -> None:
+    """May take more than 20 seconds: the guide for RL engineers trains four times."""
     found = blocks(page)
     assert found, f"{page} shows no example"
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
-    environment.pop("UNDERSTUDY_DATA", None)
     for language, text in found:
         if language == "toml":
             (tmp_path / "understudy.toml").write_text(text)
@@ -50,10 +53,7 @@ def test_examples_run_as_they_stand(page: str, tmp_path: Path) -> None:
         for run in runs:
             if run[0] == "make":
                 continue
-            done = subprocess.run(
-                run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-            )
-            assert done.returncode == 0, f"{page}: {run}\n{done.stdout}\n{done.stderr}"
+            process.run(run, tmp_path)
 
 
 def test_the_guide_for_games_describes_one_version_of_its_game() -> None:

@@ -12,13 +12,12 @@ import json
 import math
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
-
-import numpy as np
 
 from understudy.core.errors import ConfigError
 from understudy.core.wording import shortened
@@ -331,13 +330,12 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
     name = leaf.name
     default = leaf.default
     limits = leaf.range
-    value = (
-        value.item()
-        if isinstance(value, np.generic)
-        else tuple(value)
-        if isinstance(value, list)
-        else value
-    )
+    # Without NumPy there is no number of it; importing it takes a tenth of a second.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        value = value.item()
+    elif isinstance(value, list):
+        value = tuple(value)
     by = f" ({origin})" if origin else ""
     if may_move and isinstance(value, Mapping):
         try:

@@ -1,6 +1,6 @@
 """What a trial runs: `understudy.train`, or a class of the user's with `train` and `evaluate`.
 
-Importing this module imports neither JAX nor Gymnasium; only a trial does.
+Importing this module imports no JAX, Gymnasium or NumPy; only a trial does, if it needs them.
 """
 
 import contextlib
@@ -11,10 +11,9 @@ import shutil
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from understudy.core.child_process import ChildProcess, parent_connection, receive, send
 from understudy.core.errors import ConfigError, GameFailed, LearningFailed, UnderstudyError
@@ -271,12 +270,11 @@ class CustomTrainable:
         """As `run`, with another place for the model."""
         mdl_file.parent.mkdir(parents=True, exist_ok=True)
         config = self._config
-        seeds = np.random.SeedSequence(trial.seed).generate_state(2).tolist()
         model = self._create(mdl_file, trial)
         with contextlib.ExitStack() as opened:
             data, test_data = [
                 opened.enter_context(_data(config["environment"], seed=seed, sc=self._sc))
-                for seed in seeds
+                for seed in (partial(_env_seed, trial, 0), partial(_env_seed, trial, 1))
             ]
             both = (data, test_data) if _accepts(model.train, 2) else (data,)
             _call(model, "train", *both)
@@ -294,7 +292,8 @@ class CustomTrainable:
         """The metrics of a saved model; None: as many episodes as its settings say."""
         model = self._create(mdl_file, trial)
         _call(model, "load_model")
-        with _data(self._config["environment"], seed=trial.seed, sc=self._sc) as data:
+        environment = self._config["environment"]
+        with _data(environment, seed=lambda: trial.seed, sc=self._sc) as data:
             return self._evaluated(model, data, episodes or self._episodes(model, trial))
 
     def _create(self, mdl_file: Path, trial: Trial) -> Any:
@@ -349,6 +348,8 @@ class CustomTrainable:
         self, mdl_file: Path, trial: Trial, episodes: int, workers: int
     ) -> dict[str, float]:
         """The means over all episodes, each part of which another process plays."""
+        import numpy as np
+
         seeds = np.random.SeedSequence(trial.seed).spawn(workers)
         counts = [len(range(index, episodes, workers)) for index in range(workers)]
         requests = [
@@ -389,7 +390,7 @@ class CustomTrainable:
 
 
 @contextlib.contextmanager
-def _data(environment: str, *, seed: int, sc: Any) -> Iterator[Any]:
+def _data(environment: str, *, seed: Callable[[], int], sc: Any) -> Iterator[Any]:
     """A Gymnasium env whose episodes follow from the seed, or rows: an RDD if there is an `sc`."""
     if is_rows_file(environment):
         rows = read_rows(Path(environment))
@@ -400,8 +401,14 @@ def _data(environment: str, *, seed: int, sc: Any) -> Iterator[Any]:
     with old_envs_allowed():
         env = make_env(environment)
     with contextlib.closing(env):
-        env.reset(seed=seed)
+        env.reset(seed=seed())
         yield env
+
+
+def _env_seed(trial: Trial, number: int) -> int:
+    import numpy as np  # only for an env: importing it takes a tenth of a second
+
+    return int(np.random.SeedSequence(trial.seed).generate_state(2)[number])
 
 
 def _accepts(method: Any, count: int) -> bool:
