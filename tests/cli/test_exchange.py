@@ -229,7 +229,9 @@ def test_an_import_killed_with_9_again_and_again_ends_with_the_same_steps(
     rng = np.random.default_rng(1)
     spec = cart_spec()
     chunks = [
-        one for _ in range(n_sessions) for one in random_session(spec, rng, n_chunks=20, max_steps=12)
+        one
+        for _ in range(n_sessions)
+        for one in random_session(spec, rng, n_chunks=20, max_steps=12)
     ]
     path = tmp_path / "a.parquet"
     to_parquet(recorded(tmp_path / "source", spec, chunks), path)
