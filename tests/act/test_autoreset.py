@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorRewardWrapper, 
 from tests.act.envs import MixedEnv
 from tests.act.policies import random_policy
 from tests.act.test_vector import Halved
+from tests.faults.profiles import sizes
 from understudy.act.actor import Actor
 from understudy.act.evaluate import evaluate
 from understudy.act.live import LiveEnvs
@@ -149,12 +150,13 @@ def rounds(total: int) -> list[int]:
 @pytest.mark.parametrize("mode", SELF_RESETTING)
 @pytest.mark.parametrize("length", [None, 1, 4], ids=["random", "always 1", "all at once"])
 @pytest.mark.parametrize("has_masks", [False, True])
-def test_ten_thousand_steps_equal_those_of_a_plain_loop(
-    mode: AutoresetMode, length: int | None, has_masks: bool
+@sizes("n_steps", short=3_000, full=10_000)
+def test_thousands_of_steps_equal_those_of_a_plain_loop(
+    n_steps: int, mode: AutoresetMode, length: int | None, has_masks: bool
 ):
     actor, game = actor_of(vector(mode, length=length, has_masks=has_masks))
     policy = random_policy(game, "epsilon_greedy")
-    sizes = rounds(10_000 if length is None else 1_000)
+    sizes = rounds(n_steps)
     collected = [
         actor.collect(policy, n, round_no=number, explore=0.5) for number, n in enumerate(sizes)
     ]

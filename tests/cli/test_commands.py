@@ -57,9 +57,8 @@ def last_object(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     data = str(tmp_path_factory.mktemp("cli") / "D")
-    done = understudy(
-        "simulate", "CartPole-v1", "--players", "3", "--seconds", "2", "--data", data, "--json"
-    )
+    words = ["--players", "3", "--seconds", "1", "--data", data, "--json"]
+    done = understudy_here("simulate", "CartPole-v1", *words)
     assert done.returncode == 0, done.stderr
     fields = last_object(done)
     assert fields["recorded_steps"] == fields["acked_steps"] == fields["stored_steps"] > 0
@@ -69,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_verify_confirms_what_simulate_recorded(folder: str) -> None:
-    done = understudy("data", "verify", "--data", folder, "--json")
+    done = understudy_here("data", "verify", "--data", folder, "--json")
     assert done.returncode == 0, done.stderr
     fields = last_object(done)
     assert fields["steps"] == fields["ledger_steps"] > 0
@@ -143,9 +142,8 @@ def test_a_lost_key_is_named_in_one_line_and_by_the_doctor(folder: str, tmp_path
     data = tmp_path / "D"
     shutil.copytree(folder, data)
     (data / "key").unlink()
-    done = understudy(
-        "simulate", "CartPole-v1", "--players", "1", "--seconds", "1", "--data", str(data)
-    )
+    words = ["--players", "1", "--seconds", "1", "--data", str(data)]
+    done = understudy_here("simulate", "CartPole-v1", *words)
     assert done.returncode == 3
     assert "key" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
@@ -317,6 +315,8 @@ def test_ctrl_c_leaves_no_process_and_nothing_half_done(tmp_path: Path) -> None:
         "CartPole-v1",
         "--seconds",
         "600",
+        "--players",
+        "2",
     ]
     process = subprocess.Popen(
         [*command, "--data", str(tmp_path)],
@@ -333,17 +333,10 @@ def test_ctrl_c_leaves_no_process_and_nothing_half_done(tmp_path: Path) -> None:
 
 
 def test_ingest_drains_and_exits_on_sigterm(tmp_path: Path) -> None:
-    understudy(
-        "simulate",
-        "CartPole-v1",
-        "--players",
-        "1",
-        "--seconds",
-        "1",
-        "--no-ingest",
-        "--data",
-        str(tmp_path),
-    )
+    with connect("tag", obs=3, actions=2, data=str(tmp_path)) as game:
+        episode = game.episode(player="ada")
+        episode.acted([0.0, 0.0, 0.0], 1)
+        episode.end()
     process = subprocess.Popen(
         [sys.executable, "-m", "understudy.cli.main", "ingest", "--data", str(tmp_path), "--json"],
         stdout=subprocess.PIPE,

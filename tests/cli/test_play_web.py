@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -38,19 +39,20 @@ from understudy.platform.play_page import (
 )
 
 
-def command(data: Path, *more: str, game: str = "rally") -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "understudy.cli.main",
-        "play",
-        game,
-        "--web",
-        "--json",
-        "--data",
-        str(data),
-        *more,
-    ]
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """The command line takes over SIGTERM; the tests' own process takes it back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def words(data: Path, *more: str, game: str = "rally") -> list[str]:
+    return ["play", game, "--web", "--json", "--data", str(data), *more]
+
+
+def command(data: Path) -> list[str]:
+    return [sys.executable, "-m", "understudy.cli.main", *words(data)]
 
 
 def asked(url: str, path: str, key: str | None = None) -> Any:
@@ -70,7 +72,9 @@ def released(data: Path) -> Deployment:
     return deployment
 
 
-def test_it_runs_a_platform_until_ctrl_c_and_a_second_one_finds_it(tmp_path: Path):
+def test_it_runs_a_platform_until_ctrl_c_and_a_second_one_finds_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     data = tmp_path / "D"
     released(data)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -96,22 +100,16 @@ def test_it_runs_a_platform_until_ctrl_c_and_a_second_one_finds_it(tmp_path: Pat
                 asked(ready["url"], "/metrics", ready["key"]).json()["error"]["code"]
                 == "wrong_scope"
             )
-            again = subprocess.run(
-                command(data, "--bot", "1"), capture_output=True, text=True, check=True, timeout=60
-            )
-            found = json.loads(again.stdout)
+            assert run_command(words(data, "--bot", "1")) == 0
+            found = json.loads(capsys.readouterr().out)
             assert (found["url"], found["key"]) == (ready["url"], ready["key"])
             assert parse_qs(urlsplit(found["page"]).fragment)["bot"] == ["1"]
             # A new key is not printed before the running gateway accepts it.
             (data / "play.json").unlink()
-            fresh = subprocess.run(
-                command(data), capture_output=True, text=True, check=True, timeout=60
-            )
-            assert json.loads(fresh.stdout)["key"] != ready["key"]
-            assert (
-                asked(ready["url"], "/v1/games/rally", json.loads(fresh.stdout)["key"]).status
-                == 200
-            )
+            assert run_command(words(data)) == 0
+            fresh = json.loads(capsys.readouterr().out)
+            assert fresh["key"] != ready["key"]
+            assert asked(ready["url"], "/v1/games/rally", fresh["key"]).status == 200
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130
@@ -141,16 +139,11 @@ def test_without_a_data_folder_it_uses_a_temporary_one_and_removes_it(tmp_path: 
     assert list(tmp_path.glob("understudy-play-*")) == []
 
 
-def test_a_game_without_a_page_is_rejected_with_the_list_of_pages(tmp_path: Path):
-    done = subprocess.run(
-        command(tmp_path / "D", game="Acrobot-v1"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert "rally and CartPole-v1" in done.stderr
+def test_a_game_without_a_page_is_rejected_with_the_list_of_pages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run_command(words(tmp_path / "D", game="Acrobot-v1")) == 2
+    assert "rally and CartPole-v1" in capsys.readouterr().err
     assert not (tmp_path / "D").exists()
 
 
@@ -220,11 +213,7 @@ def test_sigterm_is_a_normal_end_only_with_web(
     monkeypatch.setattr(
         "understudy.cli.play._check_options", lambda **_: signal.raise_signal(signal.SIGTERM)
     )
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert run_command(["play", "rally", *more]) == code
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    assert run_command(["play", "rally", *more]) == code
 
 
 def test_the_port_is_saved_with_the_keys(tmp_path: Path):

@@ -108,7 +108,7 @@ def test_a_revoked_key_is_refused_within_two_seconds_and_up_makes_another(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], bar: Callable[[float], float]
 ):
     data = tmp_path / "D"
-    with Up(data, *ROLES) as up:
+    with Up(data, "--role", "gateway") as up:
         sender = Sender(up.ready["url"], up.ready["key"])
         sender.register()
         assert sender.status() == 200
@@ -320,7 +320,7 @@ def test_sigterm_during_startup_exits_with_0(tmp_path: Path):
 
 @pytest.mark.usefixtures("sighup")
 def test_sighup_stops_it_like_sigterm(tmp_path: Path):
-    with Up(tmp_path / "D", *ROLES) as up:
+    with Up(tmp_path / "D", "--role", "gateway") as up:
         assert up.stop(signal.SIGHUP) == 0, up.errors
     assert "has finished" in up.errors
     assert processes_of(tmp_path) == []
@@ -384,22 +384,15 @@ def test_json_ready_has_a_reachable_url_when_it_listens_on_every_address(tmp_pat
         assert up.ready == {"admin_key": None, "key": None, "pages": {}}
 
 
-def test_the_next_start_and_other_commands_use_the_saved_urls(tmp_path: Path):
+def test_the_next_start_and_other_commands_use_the_saved_urls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     data = tmp_path / "D"
     elsewhere = tmp_path / "shared models"
 
     def say(*words: str) -> dict[str, Any]:
-        command = [
-            sys.executable,
-            "-m",
-            "understudy.cli.main",
-            *words,
-            "--data",
-            str(data),
-            "--json",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        run_command([*words, "--data", str(data), "--json"])
+        answer: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
         return answer
 
     with Up(data, "--role", "gateway", "--models", str(elsewhere)) as first:
@@ -418,9 +411,8 @@ def test_the_next_start_and_other_commands_use_the_saved_urls(tmp_path: Path):
 
 
 def test_a_failed_start_saves_no_urls(tmp_path: Path):
-    with Up(
-        tmp_path / "D", "--stream", "kinesis://games?region=x&endpoint=http://127.0.0.1:9&retry_s=0"
-    ) as up:
+    stream = "kinesis://games?region=x&endpoint=http://127.0.0.1:9&retry_s=0"
+    with Up(tmp_path / "D", "--role", "gateway", "--stream", stream) as up:
         assert up.process.wait(60) != 0
     assert not (tmp_path / "D" / "backends.json").exists()
 

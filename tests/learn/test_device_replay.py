@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.faults.profiles import sizes
 from tests.learn.sessions import DISCOUNT, GAME, deliveries, session_id
 from tests.learn.test_replay_state import Stored, assert_equal, piece, through_a_file
 from understudy.algorithm import Transitions
@@ -93,12 +94,13 @@ def assert_same_rows(host: HostReplay, device: DeviceReplay) -> None:
         )
 
 
-def test_1_000_random_chunk_lengths_cause_at_most_two_compilations():
+@sizes("n_chunks", short=200, full=1_000)
+def test_random_chunk_lengths_cause_at_most_two_compilations(n_chunks: int):
     held = DeviceReplay(GAME, needs(n_step=3), ReplayConfig(capacity=4_096))
     rng = np.random.default_rng(0)
     programs: Any = (device_replay._insert, device_replay._set_masses)
     before = sum(program._cache_size() for program in programs)
-    for number in range(1_000):
+    for number in range(n_chunks):
         held.insert(piece(0, session=number, n=int(rng.integers(1, 513))).chunk())
     assert sum(program._cache_size() for program in programs) - before <= 2
     assert held.n_sampleable > 2_000

@@ -1,4 +1,8 @@
-"""Ape-X learns on every engine: one preset, with a ladder of epsilons over the whole team."""
+"""Ape-X learns on every engine: one preset, with a ladder of epsilons over the whole team.
+
+The engine `inline` ends with the same bits (tests/training/test_engines.py), so only the full
+profile trains with it, too.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +16,7 @@ from understudy.training.settings import TrainRequest, resolve
 from understudy.training.train import TrainOptions, train
 
 
-@pytest.mark.parametrize("engine", ["inline", "process"])
+@pytest.mark.parametrize("engine", [pytest.param("inline", marks=pytest.mark.slow), "process"])
 def test_cartpole_is_solved(tmp_path: Path, engine: str):
     """May take more than 20 seconds: it is a whole training, from random weights to the goal."""
     result = train(

@@ -23,8 +23,15 @@ from understudy.training.settings import TrainRequest
 from understudy.training.train import Run, TrainOptions, train
 
 SETTINGS = {
-    "dqn": {"envs": 4, "actors": 2, "min_inserts": 200, "checkpoint_every": 500},
-    "ppo": {"envs": 4, "rollout": 64, "actors": 2},
+    "dqn": {
+        "envs": 4,
+        "actors": 2,
+        "min_inserts": 200,
+        "checkpoint_every": 500,
+        "eval_episodes": 20,
+        "ladder": True,
+    },
+    "ppo": {"envs": 4, "rollout": 64, "actors": 2, "eval_episodes": 20},
 }
 
 
@@ -54,9 +61,15 @@ def run(out: Path, algorithm: str, engine: str | None, **arguments: Any) -> Run:
     )
 
 
+@pytest.fixture(scope="module")
+def inline_dqn(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of dqn that nothing interrupted."""
+    return run(tmp_path_factory.mktemp("inline") / "run", "dqn", "inline")
+
+
 @pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
 def test_both_engines_end_with_the_same_bits_also_if_actors_are_killed(
-    tmp_path: Path, algorithm: str
+    tmp_path: Path, algorithm: str, inline_dqn: Run
 ):
     guarded: list[Guarded] = []
     rounds = 0
@@ -70,7 +83,9 @@ def test_both_engines_end_with_the_same_bits_also_if_actors_are_killed(
             if rounds % 4 == 0:
                 os.kill(actor_pids()[rounds // 4 % 2], signal.SIGKILL)
 
-    inline = run(tmp_path / "inline", algorithm, "inline")
+    inline = inline_dqn
+    if algorithm != "dqn":
+        inline = run(tmp_path / "inline", algorithm, "inline")
     process = run(tmp_path / "process", algorithm, "process", on_event=kill)
     assert process.policy.encode() == inline.policy.encode()
     for name in ("env_steps", "updates", "train_episodes", "return_mean"):
@@ -80,9 +95,7 @@ def test_both_engines_end_with_the_same_bits_also_if_actors_are_killed(
     assert not actor_pids()
 
 
-def test_a_run_is_resumed_with_another_engine(tmp_path: Path):
-    whole = run(tmp_path / "whole", "dqn", "inline")
-
+def test_a_run_is_resumed_with_another_engine(tmp_path: Path, inline_dqn: Run):
     def stop(event: Event) -> None:
         if event.env_steps > 1_500:
             raise KeyboardInterrupt
@@ -92,7 +105,7 @@ def test_a_run_is_resumed_with_another_engine(tmp_path: Path):
             run(tmp_path / engine, "dqn", engine, on_event=stop)
         resumed = run(tmp_path / engine, "dqn", other, resume=True)
         assert resumed.result["resumed_at_step"] > 0
-        assert resumed.policy.encode() == whole.policy.encode()
+        assert resumed.policy.encode() == inline_dqn.policy.encode()
     assert not actor_pids()
 
 
@@ -107,15 +120,15 @@ def test_an_asynchronous_run_continues_while_actors_are_killed_and_stores_every_
         replaced += isinstance(event, Guarded)
         if isinstance(event, Update):
             updates += 1
-            if updates % 10 == 0:
+            if updates % 4 == 0:
                 for pid in actor_pids()[:1]:
                     os.kill(pid, signal.SIGKILL)
 
     result = train(
         "CartPole-v1",
         algorithm="dqn",
-        steps=30_000,
-        settings={"envs": 8, "actors": 2, "asynchronous": True, "keep_history": True},
+        steps=6_000,
+        settings=SETTINGS["dqn"] | {"envs": 8, "asynchronous": True, "keep_history": True},
         seed=1,
         until=float("inf"),
         out=tmp_path / "run",
@@ -123,10 +136,10 @@ def test_an_asynchronous_run_continues_while_actors_are_killed_and_stores_every_
         options=TrainOptions(engine="process"),
     ).result
     assert replaced > 1
-    assert result["updates"] > 1_000
+    assert result["updates"] > 500
     with StoreView(tmp_path / "run" / "store") as view:
         chunks = [item.chunk for item in view.tail(None, max_items=100_000, wait_s=0.0).items]  # type: ignore[union-attr]
-    assert sum(chunk.meta.n_steps for chunk in chunks if chunk) == result["env_steps"] >= 30_000
+    assert sum(chunk.meta.n_steps for chunk in chunks if chunk) == result["env_steps"] >= 6_000
 
 
 @pytest.mark.parametrize(

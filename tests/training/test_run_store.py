@@ -204,8 +204,9 @@ def test_a_resumed_run_keeps_the_choice_that_it_was_started_with(tmp_path: Path)
 # --- What a resume finds --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_leaves_both_checkpoints_resumable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("understudy.stores.local._SLICE_ROWS", 3)  # several transactions
     whole = {}
@@ -242,7 +243,7 @@ def test_a_kill_at_any_moment_leaves_both_checkpoints_resumable(
         shutil.rmtree(killed)
         if not has_died:
             break
-        step += 1
+        step += every
     assert n_left == {640, 896, 896 - 3 * STEPS, 896 - 6 * STEPS}
 
 

@@ -155,7 +155,8 @@ def test_a_network_may_be_widths_or_a_spec_and_is_restored_after_a_crash(
     with pytest.raises(Crash):
         train(tmp_path / "R", algorithm="ppo", network=spec, steps=1_024, on_event=crash_at(512))
     assert train(tmp_path / "R", None, resume=True).policy.network == spec
-    widths = train(tmp_path / "W", algorithm="ppo", network="7,6", steps=256).policy.weights
+    # Too short for an update: nothing has to be compiled.
+    widths = train(tmp_path / "W", algorithm="dqn", network="7,6", steps=256).policy.weights
     assert {7, 6} <= {array.shape[-1] for array in widths.values()}
 
 
@@ -355,15 +356,24 @@ def test_a_game_recorded_under_another_limit_is_evaluated(
     assert run.result["why_no_return"] == ""
 
 
-@pytest.mark.parametrize("algorithm", ["bc", "iql"])
-def test_what_a_run_played_can_be_learned_from_without_playing(tmp_path: Path, algorithm: str):
-    # Long enough that most of its play is good.
-    played = train(tmp_path / "P", algorithm="dqn", seed=3, steps=4_000)
-    settings = {"widths": [8], "batch": 32, "learning_rate": 1e-2}
+@pytest.fixture(scope="module")
+def long_played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that is long enough that most of its play is good."""
+    out = tmp_path_factory.mktemp("long") / "R"
+    return train(out, algorithm="dqn", seed=3, steps=4_000).folder
+
+
+IQL = {"widths": [8], "batch": 32, "learning_rate": 1e-2, "updates_per_call": 16}
+
+
+@pytest.mark.parametrize(("algorithm", "settings"), [("bc", {"learning_rate": 1e-2}), ("iql", IQL)])
+def test_what_a_run_played_can_be_learned_from_without_playing(
+    tmp_path: Path, long_played: Path, algorithm: str, settings: dict[str, Any]
+):
     run = train(
         tmp_path / "R",
         algorithm=algorithm,
-        from_store=played.folder,
+        from_store=long_played,
         steps=600,
         settings=settings,
     )
@@ -373,8 +383,7 @@ def test_what_a_run_played_can_be_learned_from_without_playing(tmp_path: Path, a
 
 
 def test_iql_also_learns_from_its_own_actors(tmp_path: Path):
-    settings = {"widths": [8], "batch": 32, "learning_rate": 1e-2, "updates_per_call": 16}
-    run = train(tmp_path / "R", algorithm="iql", steps=3_000, settings=settings)
+    run = train(tmp_path / "R", algorithm="iql", steps=3_000, settings=IQL)
     assert run.result["env_steps"] >= 3_000
     assert run.result["return_mean"] > 8
 
