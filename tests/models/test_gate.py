@@ -77,7 +77,7 @@ def test_the_first_bot_needs_only_the_checks():
 @pytest.mark.parametrize(
     ("trials", "n_players"),
     [
-        (20, 3),
+        (6, 3),
         *(
             pytest.param(1_000, n_players, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
             for n_players in (1, 3, 30)
@@ -369,7 +369,7 @@ def test_a_canary_starts_small_and_doubles_its_share_with_every_five_episodes():
 @pytest.mark.parametrize(
     ("trials", "n_players"),
     [
-        (20, 30),
+        (6, 30),
         *(
             pytest.param(1_000, n_players, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
             for n_players in (1, 3, 30)
@@ -431,7 +431,7 @@ def test_a_late_candidate_needs_more_evidence_and_the_verdict_states_it():
 @pytest.mark.parametrize(
     ("trials", "n_players"),
     [
-        (20, 3),
+        (6, 3),
         *(
             pytest.param(1_000, n_players, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
             for n_players in (1, 3, 30)

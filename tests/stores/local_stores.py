@@ -1,10 +1,12 @@
 """Harnesses over local stores, and the contents of their folders."""
 
+import atexit
 import os
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,14 +44,29 @@ def sessions(count: int, n_chunks: int, *, seed: int = 0, max_steps: int = 6) ->
 
 _SEARCH = """
 import pathlib, sys
-needles = [bytes.fromhex(text) for text in sys.argv[2:]]
-for path in sorted(pathlib.Path(sys.argv[1]).rglob("*")):
-    if path.is_file():
-        raw = path.read_bytes()
-        for needle in needles:
-            if needle in raw:
-                print(path.name)
+for line in sys.stdin:
+    folder, *texts = line.split()
+    needles = [bytes.fromhex(text) for text in texts]
+    found = []
+    for path in sorted(pathlib.Path(bytes.fromhex(folder).decode()).rglob("*")):
+        if path.is_file():
+            raw = path.read_bytes()
+            found += [path.name for needle in needles if needle in raw]
+    print(*found, flush=True)
 """
+
+
+@cache
+def _searcher() -> "subprocess.Popen[str]":
+    """A process that lives as long as this one: most tests search several times."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _SEARCH],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(process.communicate)
+    return process
 
 
 def files_with(folder: Path, *needles: bytes) -> list[str]:
@@ -57,16 +74,14 @@ def files_with(folder: Path, *needles: bytes) -> list[str]:
 
     Looked for in another process: one that has a database open must not open its file by path.
     """
-    command = [
-        sys.executable,
-        "-I",
-        "-S",
-        "-c",
-        _SEARCH,
-        str(folder),
-        *(needle.hex() for needle in needles),
-    ]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    process = _searcher()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(str(folder).encode().hex(), *(needle.hex() for needle in needles), file=process.stdin)
+    process.stdin.flush()
+    answer = process.stdout.readline()
+    assert answer, "the search failed"
+    return answer.split()
 
 
 def fork() -> int:

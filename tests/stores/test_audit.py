@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.faults.profiles import sizes
 from tests.stores.local_stores import local, local_harness, sessions
 from understudy.core.errors import Corrupt
 from understudy.experience.chunk import Chunk
@@ -48,16 +49,19 @@ def change(folder: Path, statement: str, *values: object) -> None:
     db.close()
 
 
-def test_a_flipped_byte_anywhere_is_detected_or_has_no_effect(recorded, tmp_path: Path):
+@sizes("n_places", short=48, full=192)
+def test_a_flipped_byte_anywhere_is_detected_or_has_no_effect(
+    recorded, tmp_path: Path, n_places: int
+):
     folder, chunks = recorded
     path = folder / FILE_NAME
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
     used = np.flatnonzero(np.frombuffer(whole, np.uint8))
     places = [
-        *rng.choice(used, 150).tolist(),
-        *rng.integers(0, len(whole), 30).tolist(),
-        *range(16, 100, 7),
+        *rng.choice(used, n_places * 3 // 4).tolist(),
+        *rng.integers(0, len(whole), n_places // 6).tolist(),
+        *range(16, 100, 1344 // n_places),
     ]
     seen = 0
     for place in places:
@@ -82,7 +86,7 @@ def test_a_flipped_byte_anywhere_is_detected_or_has_no_effect(recorded, tmp_path
         ] == chunks, f"byte {place}"
     path.write_bytes(whole)
     assert not audit_of(folder).corrupt
-    assert seen > 100
+    assert seen > n_places // 2
 
 
 def test_a_damaged_schema_is_corruption_and_not_a_disk_failure(recorded):

@@ -6,6 +6,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
+from tests.faults.profiles import sizes
 from tests.stores.local_stores import files_with, local, local_harness, sessions
 from understudy.core.names import new_session
 from understudy.experience.chunk import Chunk
@@ -128,12 +129,15 @@ def test_no_file_holds_a_byte_of_a_forgotten_player(tmp_path: Path, record):
     assert files_with(tmp_path, *theirs) == []
 
 
-def test_pages_and_indexes_contain_nothing_of_many_forgotten_players(tmp_path: Path, rng):
+@sizes("turns", short=100, full=400)
+def test_pages_and_indexes_contain_nothing_of_many_forgotten_players(
+    tmp_path: Path, rng, turns: int
+):
     harness = local_harness(tmp_path)
-    players = [bytes([number]) * 12 + b"name" for number in range(40)]
+    players = [bytes([number]) * 12 + b"name" for number in range(turns // 10)]
     lives: dict[bytes, list[bytes]] = {player: [] for player in players}
     gone: list[bytes] = []
-    for turn in range(400):
+    for turn in range(turns):
         player = players[int(rng.integers(len(players)))]
         if turn % 20 == 19:
             harness.clock.advance(1.0)
@@ -147,7 +151,7 @@ def test_pages_and_indexes_contain_nothing_of_many_forgotten_players(tmp_path: P
         ):
             harness.put(chunk, player=player)
         lives[player].append(chunk.meta.session.bytes)
-    assert len(gone) > 100
+    assert len(gone) > turns // 4
     assert files_with(tmp_path, *gone) == []
     audit = harness.store.audit()
     assert (list(audit.corrupt), audit.duplicate_chunks) == ([], 0)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.profiles import sizes
 from tests.stores.local_stores import dies_in_a_child, files_with, fork, local_harness, sessions
 from understudy.core.errors import ConfigError, Corrupt, Locked
 from understudy.experience.chunk import Chunk
@@ -67,12 +68,13 @@ def test_a_truncated_log_rolls_back_data_and_position_together(tmp_path: Path):
         shutil.rmtree(torn)
 
 
-def test_a_flipped_byte_in_the_log_rolls_back_or_has_no_effect(tmp_path: Path):
+@sizes("places", short=15, full=60)
+def test_a_flipped_byte_in_the_log_rolls_back_or_has_no_effect(tmp_path: Path, places: int):
     batches = sessions(6, 2)
-    sizes = killed(tmp_path / "store", batches)
+    log_sizes = killed(tmp_path / "store", batches)
     chunks = [chunk for batch in batches for chunk in batch]
     whole = (tmp_path / "store" / WAL).read_bytes()
-    for place in range(sizes[0] + 7, sizes[-1], (sizes[-1] - sizes[0]) // 60):
+    for place in range(log_sizes[0] + 7, log_sizes[-1], (log_sizes[-1] - log_sizes[0]) // places):
         torn = tmp_path / "torn"
         shutil.copytree(tmp_path / "store", torn)
         raw = bytearray(whole)
@@ -249,11 +251,11 @@ def write_and_erase(folder: Path) -> None:
     harness.store.close()
 
 
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_dying_at_any_step_of_writing_and_erasing_leaves_an_undamaged_store(
     quick_path: Path, every: int
 ):
-    """Kills and recovers a process at every third of some 200 steps; in the full card at each."""
+    """Kills and recovers a process at every eighth of some 200 steps; in the full card at each."""
     mine, others = sessions(2, 3, seed=5)
     theirs = (mine[0].columns["obs"].tobytes(), mine[0].meta.session.bytes, PLAYER)
     step = 1
@@ -276,7 +278,8 @@ def test_dying_at_any_step_of_writing_and_erasing_leaves_an_undamaged_store(
     assert step > 100, "the whole way was walked"
 
 
-def test_an_acknowledged_write_survives_dying_at_any_later_step(quick_path: Path):
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_acknowledged_write_survives_dying_at_any_later_step(quick_path: Path, every: int):
     chunks = sessions(1, 4, seed=9)[0]
     step = 1
 
@@ -298,7 +301,7 @@ def test_an_acknowledged_write_survives_dying_at_any_later_step(quick_path: Path
         assert_sound(harness, chunks=len(stored))
         harness.store.close()
         shutil.rmtree(quick_path / str(step))
-        step += 1
+        step += every
     assert step > 30
 
 
@@ -381,8 +384,8 @@ def test_under_retention_the_file_stops_growing(tmp_path: Path):
 def test_the_write_ahead_log_is_bounded_under_ten_readers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("understudy.stores.database.CHECKPOINT_BYTES", 1 << 19)
-    monkeypatch.setattr("understudy.stores.database._LONG_LOG_BYTES", 1 << 20)
+    monkeypatch.setattr("understudy.stores.database.CHECKPOINT_BYTES", 1 << 17)
+    monkeypatch.setattr("understudy.stores.database._LONG_LOG_BYTES", 1 << 18)
     harness = local_harness(tmp_path)
     stop = threading.Event()
 
@@ -396,13 +399,13 @@ def test_the_write_ahead_log_is_bounded_under_ten_readers(
     with ThreadPoolExecutor(10) as pool:
         readers = [pool.submit(follow) for _ in range(10)]
         try:
-            for turn in range(60):
+            for turn in range(15):
                 harness.put(*sessions(1, 4, seed=turn, max_steps=500)[0])
                 largest = max(largest, (tmp_path / WAL).stat().st_size)
         finally:
             stop.set()
         for reader in readers:
             reader.result()
-    assert (tmp_path / FILE_NAME).stat().st_size > 2 << 20
-    assert largest < 8 << 20
+    assert (tmp_path / FILE_NAME).stat().st_size > 1 << 19
+    assert largest < 2 << 20
     harness.store.close()

@@ -11,14 +11,21 @@ from understudy.core.names import new_session
 from understudy.experience.chunk import Chunk
 from understudy.experience.frame import Frame, data_frame
 from understudy.ports import Candidate, SessionFilter
+from understudy.stores import view
 from understudy.testing.clock import START_S
 from understudy.testing.samples import PLAYER, random_chunk
 from understudy.testing.store_harness import SPEC
 
 
-@pytest.mark.parametrize("n_sessions", [6_000, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_more_sessions_than_are_cached_need_bounded_memory(quick_path: Path, n_sessions: int):
-    """4,096 sessions are cached; the full profile has five times as many."""
+@pytest.mark.parametrize(
+    ("n_sessions", "n_cached"),
+    [(1_500, 1_024), pytest.param(20_000, view._RECENT, marks=pytest.mark.slow)],
+)
+def test_more_sessions_than_are_cached_need_bounded_memory(
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch, n_sessions: int, n_cached: int
+):
+    """The full profile has five times as many sessions as are cached by default."""
+    monkeypatch.setattr(view, "_RECENT", n_cached)
     harness = local_harness(quick_path)
     rng = np.random.default_rng(0)
     template = random_chunk(SPEC, rng, session=new_session(START_S), n_steps=1)
@@ -32,8 +39,8 @@ def test_more_sessions_than_are_cached_need_bounded_memory(quick_path: Path, n_s
     for start in range(0, n_sessions, 500):
         receipt = harness.write([candidate(number) for number in range(start, start + 500)])
         assert set(receipt.fates) == {"new"}
-        assert len(local(harness).lookup._recent) <= 4096
-    for start in (0, 2500, n_sessions - 500):
+        assert len(local(harness).lookup._recent) <= n_cached
+    for start in (0, 500, n_sessions - 500):
         receipt = harness.write([candidate(number) for number in range(start, start + 500)])
         assert set(receipt.fates) == {"duplicate"}
     assert sum(1 for _ in harness.store.sessions(SessionFilter())) == n_sessions

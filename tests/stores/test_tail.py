@@ -32,7 +32,7 @@ def test_a_reader_in_another_process_gets_every_number_once_and_in_order(tmp_pat
     stay = {(str(one.meta.session), one.meta.chunk_no) for chunks in many[1::2] for one in chunks}
     # 60 sessions of 3 chunks and a close, and 3 forgets that each take a number.
     last = 60 * 4 + 3
-    readers = [start_reader(tmp_path, last) for _ in range(2)]
+    reader = start_reader(tmp_path, last)
     for turn, chunks in enumerate(many):
         # Even sessions belong to somebody who will be forgotten: a name a third, so that each
         # forget hits some.
@@ -45,13 +45,12 @@ def test_a_reader_in_another_process_gets_every_number_once_and_in_order(tmp_pat
             harness.store.forget(bytes([turn // 20]) * 16)
         if turn % 15 == 14:
             harness.reopen()
-    for reader in readers:
-        out, err = reader.communicate(timeout=60)
-        assert reader.returncode == 0, err
-        lines = [line.split() for line in out.splitlines()]
-        assert [int(line[0]) for line in lines] == list(range(1, last + 1))
-        seen = {tuple(line[2].rsplit("/", 1)) for line in lines if "/" in line[2]}
-        assert {(session, int(number)) for session, number in seen} >= stay
+    out, err = reader.communicate(timeout=60)
+    assert reader.returncode == 0, err
+    lines = [line.split() for line in out.splitlines()]
+    assert [int(line[0]) for line in lines] == list(range(1, last + 1))
+    seen = {tuple(line[2].rsplit("/", 1)) for line in lines if "/" in line[2]}
+    assert {(session, int(number)) for session, number in seen} >= stay
     everything = harness.everything()
     assert sum(isinstance(item, Forgotten) for item in everything) == 30 * 4 + 3
     harness.store.close()
