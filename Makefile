@@ -55,6 +55,9 @@ bench:  ## measure every figure of docs/figures.md, ours and those of peers
 	$(BIN)/python bench/learning.py
 	$(BIN)/python bench/score_statistics.py
 	$(BIN)/python bench/tune.py
+	@# About an hour: ten studies of a minute with each of three systems.
+	$(BIN)/python bench/tune_quality.py
+	$(BIN)/python bench/lanes.py
 	$(BIN)/python bench/run.py all
 	@# Hours: 27 runs; a run that was measured with this commit is kept.
 	$(BIN)/python bench/players.py loop

@@ -228,7 +228,7 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("missed")
     for row in rows:
-        means = {model["model"]: model["mean"] for model in row["models"]}
+        means = {model["model"]: model["mean"] for model in row["models"] if "mean" in model}
         ends = [row["champions"][at] for at in (0, -1)] if row["champions"] else []
         worst = min(row["promotions"], key=lambda each: each["change"], default=None)
         table.add_row(

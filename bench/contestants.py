@@ -22,6 +22,8 @@ ENVIRONMENTS = ROOT / "bench" / ".peers"
 REQUIREMENTS = ROOT / "bench" / "against"
 READY_S = 300.0
 LINE_S = 900.0
+PEERS = "UNDERSTUDY_PEERS"
+"""`here`: peers run in this process's environment, and nothing is installed."""
 _THREADS = ("OMP", "OPENBLAS", "MKL", "NUMBA", "RAYON", "VECLIB_MAXIMUM")
 
 
@@ -47,9 +49,14 @@ class Contestant:
         return not self.environment
 
 
+def are_peers_here() -> bool:
+    """Whether peers run in this process's environment, as on a machine without a network."""
+    return os.environ.get(PEERS) == "here"
+
+
 def python_of(environment: str) -> Path:
     """The interpreter of an environment, which is installed if missing or if its pins changed."""
-    if not environment:
+    if not environment or are_peers_here():
         return Path(sys.executable)
     folder = ENVIRONMENTS / environment
     pins = REQUIREMENTS / f"{environment}.txt"
@@ -99,7 +106,7 @@ class Process:
     ) -> None:
         threads = threads or contestant.threads
         environment = limited_environment(threads)
-        if not contestant.is_ours:
+        if not contestant.is_ours and not are_peers_here():
             environment.pop("PYTHONPATH", None)
         command = [str(python_of(contestant.environment)), "-m", contestant.module]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by close()

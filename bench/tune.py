@@ -62,6 +62,8 @@ EPISODES = 20
 GAME = "CartPole-v0"
 HIDDEN = (20, 100, 400)
 BATCHES = (32, 64)
+XLA_FLAGS = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+"""Each process computes in one thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +111,7 @@ def main() -> int:
     """Run both parts; 0 if every gate passed."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    # Each process computes in one thread.
-    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    os.environ["XLA_FLAGS"] = XLA_FLAGS
     return run_once(
         "tune", about=__doc__, sizes=SIZES, parts={"overhead": overhead, "E1": e1, "alone": alone}
     )

@@ -4,6 +4,7 @@ Runs in the peers' own environments, so it uses only the standard library and Nu
 """
 
 import base64
+import contextlib
 import importlib.metadata
 import io
 import json
@@ -44,7 +45,11 @@ def serve(
     if request is None:
         return
     run = work[request["do"]](link, request)
-    link.say(says="ready", versions={name: importlib.metadata.version(name) for name in packages})
+    versions = {}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # it is not needed
+            versions[name] = importlib.metadata.version(name)
+    link.say(says="ready", versions=versions)
     while link.hear() is not None:
         link.say(says="done", **run())
 

@@ -1,23 +1,44 @@
 # mypy: disable-error-code="import-not-found, import-untyped, no-any-unimported"
-"""Optuna and Ray Tune with Stable-Baselines3: a random search of experiment E1, on two processes.
+"""Optuna and Ray Tune with Stable-Baselines3: searches of experiments E1 and E2, on two processes.
 
-The trials are those of bench/tune.py, but for the loss: SB3's DQN has Huber's.
+The trials are those of bench/tune.py, but for the loss: SB3's DQN has Huber's. A search has a fixed
+number of trials (E1), or a fixed time, after which its winner is trained again (E2).
 """
 
+import math
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.against.link import Link, Round, serve
 
 PROCESSES = 2
 STEPS_LIMIT = 200
 EVALUATION_EPISODES = 20
+TRIAL_SEEDS = 100_000
+"""Of a study at most: trials of different studies share no seed."""
+FRESH = 1_000_000_000
+"""Added to a seed: seeds of trainings that no search uses."""
 
 
-def train_and_evaluate(values: dict[str, Any], *, iterations: int, seed: int) -> float:
+class Ended(NamedTuple):
+    """A trial that was trained to its end."""
+
+    end_s: float
+    """Since 1970."""
+    value: float
+    values: dict[str, Any]
+
+
+Search = Callable[[dict[str, Any]], list[Ended]]
+
+
+def train_and_evaluate(
+    values: dict[str, Any], *, iterations: int, seed: int, episodes: int = EVALUATION_EPISODES
+) -> float:
     """The mean return of the last policy of one trial."""
     import gymnasium
     import stable_baselines3
@@ -49,14 +70,57 @@ def train_and_evaluate(values: dict[str, Any], *, iterations: int, seed: int) ->
         seed=seed,
     )
     model.learn(iterations)
-    mean, _ = evaluate_policy(model, env(), n_eval_episodes=EVALUATION_EPISODES)
+    mean, _ = evaluate_policy(model, env(), n_eval_episodes=episodes)
     return float(mean)
+
+
+def rounds_of(search: Search, request: dict[str, Any]) -> Round:
+    """Rounds of E2 if the request has a time, or else of E1."""
+
+    def a_number_of_trials() -> dict[str, Any]:
+        began_s = time.perf_counter()
+        ended = search(request)
+        wall_s = time.perf_counter() - began_s
+        return {"wall_s": wall_s, "returns": [trial.value for trial in ended]}
+
+    def a_time() -> dict[str, Any]:
+        ended = [trial for trial in search(request) if trial.end_s <= end_s(request)]
+        winner = max(ended, key=lambda trial: trial.value, default=None)
+        return {
+            "ended": [(trial.end_s - request["began_s"], trial.value) for trial in ended],
+            "scores": [] if winner is None else train_again(winner.values, request),
+        }
+
+    return a_time if "seconds" in request else a_number_of_trials
+
+
+def end_s(request: dict[str, Any]) -> float:
+    """When the search ends at the latest, in seconds since 1970."""
+    return float(request["began_s"] + request["seconds"]) if "seconds" in request else math.inf
+
+
+def train_again(values: dict[str, Any], request: dict[str, Any]) -> list[float]:
+    """The mean return of policies that were trained with these settings and other seeds."""
+    with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
+        runs = [
+            pool.apply_async(
+                train_and_evaluate,
+                (values,),
+                {
+                    "iterations": request["iterations"],
+                    "seed": FRESH + request["seed"] * request["seeds"] + number,
+                    "episodes": request["episodes"],
+                },
+            )
+            for number in range(request["seeds"])
+        ]
+        return [run.get() for run in runs]
 
 
 # --- Optuna: processes that share a study in a journal --------------------------------------------
 
 
-def search_with_optuna(path: str, n_trials: int, request: dict[str, Any], seed: int) -> None:
+def take_part_with_optuna(path: str, request: dict[str, Any], number: int) -> None:
     """A process of the study: its share of the trials."""
     import optuna
 
@@ -68,7 +132,7 @@ def search_with_optuna(path: str, n_trials: int, request: dict[str, Any], seed: 
     study = optuna.load_study(
         study_name="E1",
         storage=_storage(path),
-        sampler=samplers[request["sampler"]](seed=seed),
+        sampler=samplers[request["sampler"]](seed=request.get("seed", 0) * PROCESSES + number),
     )
 
     def objective(trial: Any) -> float:
@@ -78,9 +142,10 @@ def search_with_optuna(path: str, n_trials: int, request: dict[str, Any], seed: 
             "hidden": trial.suggest_categorical("hidden", request["hidden"]),
             "batch": trial.suggest_categorical("batch", request["batches"]),
         }
-        return train_and_evaluate(values, iterations=request["iterations"], seed=trial.number)
+        seed = request.get("seed", 0) * TRIAL_SEEDS + trial.number
+        return train_and_evaluate(values, iterations=request["iterations"], seed=seed)
 
-    study.optimize(objective, n_trials=n_trials)
+    study.optimize(objective, n_trials=request["trials"] // PROCESSES)
 
 
 def _storage(path: str) -> Any:
@@ -90,75 +155,86 @@ def _storage(path: str) -> Any:
     return JournalStorage(JournalFileBackend(path))
 
 
+def search_with_optuna(request: dict[str, Any]) -> list[Ended]:
+    import optuna
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "journal.log")
+        study = optuna.create_study(study_name="E1", storage=_storage(path), direction="maximize")
+        context = multiprocessing.get_context("spawn")
+        processes = [
+            context.Process(target=take_part_with_optuna, args=(path, request, number))
+            for number in range(PROCESSES)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            left_s = end_s(request) - time.time()
+            process.join(max(0.0, left_s) if math.isfinite(left_s) else None)
+        for process in processes:
+            process.terminate()
+            process.join()
+        return [
+            Ended(trial.datetime_complete.timestamp(), trial.value, trial.params)
+            for trial in study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+            if trial.datetime_complete is not None and trial.value is not None
+        ]
+
+
 def with_optuna(_: Link, request: dict[str, Any]) -> Round:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-    def run() -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as folder:
-            path = str(Path(folder) / "journal.log")
-            began_s = time.perf_counter()
-            study = optuna.create_study(
-                study_name="E1", storage=_storage(path), direction="maximize"
-            )
-            context = multiprocessing.get_context("spawn")
-            processes = [
-                context.Process(
-                    target=search_with_optuna,
-                    args=(path, request["trials"] // PROCESSES, request, number),
-                )
-                for number in range(PROCESSES)
-            ]
-            for process in processes:
-                process.start()
-            for process in processes:
-                process.join()
-            wall_s = time.perf_counter() - began_s
-            values = [trial.value for trial in study.trials if trial.value is not None]
-        return {"wall_s": wall_s, "returns": values}
-
-    return run
+    return rounds_of(search_with_optuna, request)
 
 
 # --- Ray Tune -------------------------------------------------------------------------------------
 
 
-def with_ray(_: Link, request: dict[str, Any]) -> Round:
+def search_with_ray(request: dict[str, Any]) -> list[Ended]:
     import ray
     from ray import tune
+    from ray.tune.search.basic_variant import BasicVariantGenerator
 
     def trial(config: dict[str, Any]) -> None:
         value = train_and_evaluate(config, iterations=request["iterations"], seed=config["seed"])
-        tune.report({"reward": value})
+        tune.report({"reward": value, "end_s": time.time()})
 
-    def run() -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as folder:
-            began_s = time.perf_counter()
-            ray.init(num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False)
-            try:
-                tuner = tune.Tuner(
-                    trial,
-                    param_space={
-                        "learning_rate": tune.loguniform(1e-4, 1e-2),
-                        "discount": tune.uniform(0.95, 0.995),
-                        "hidden": tune.choice(request["hidden"]),
-                        "batch": tune.choice(request["batches"]),
-                        "seed": tune.randint(0, 1 << 31),
-                    },
-                    tune_config=tune.TuneConfig(
-                        num_samples=request["trials"], metric="reward", mode="max"
-                    ),
-                    run_config=tune.RunConfig(storage_path=folder, verbose=0),
-                )
-                results = tuner.fit()
-                wall_s = time.perf_counter() - began_s
-                values = [result.metrics["reward"] for result in results if result.error is None]
-            finally:
-                ray.shutdown()
-        return {"wall_s": wall_s, "returns": values}
+    with tempfile.TemporaryDirectory() as folder:
+        ray.init(num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False)
+        try:
+            left_s = end_s(request) - time.time()
+            tuner = tune.Tuner(
+                trial,
+                param_space={
+                    "learning_rate": tune.loguniform(1e-4, 1e-2),
+                    "discount": tune.uniform(0.95, 0.995),
+                    "hidden": tune.choice(request["hidden"]),
+                    "batch": tune.choice(request["batches"]),
+                    "seed": tune.randint(0, 1 << 31),
+                },
+                tune_config=tune.TuneConfig(
+                    search_alg=BasicVariantGenerator(random_state=request.get("seed")),
+                    num_samples=request["trials"],
+                    metric="reward",
+                    mode="max",
+                    time_budget_s=max(0.1, left_s) if math.isfinite(left_s) else None,
+                ),
+                run_config=tune.RunConfig(storage_path=folder, verbose=0),
+            )
+            return [
+                Ended(result.metrics["end_s"], result.metrics["reward"], result.config)
+                for result in tuner.fit()
+                if result.error is None and "reward" in (result.metrics or {})
+            ]
+        finally:
+            ray.shutdown()
 
-    return run
+
+def with_ray(_: Link, request: dict[str, Any]) -> Round:
+    import ray  # noqa: F401  if it is missing, this is said before any clock starts
+
+    return rounds_of(search_with_ray, request)
 
 
 if __name__ == "__main__":

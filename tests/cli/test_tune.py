@@ -231,6 +231,8 @@ def test_the_view_shows_progress_the_time_left_and_the_incumbent():
         view.print(_progress_bar(progress))
     assert "30 s left" in captured.get()
     assert progress.started is not None
+    progress.started = replace(progress.started, limit_s=25.0)
+    assert _progress_line(progress).endswith("; 15 s left")
     progress.handle_event(replace(progress.started, is_test=True))
     assert "; the best trials again, on held-out seeds" in _progress_line(progress)
 

@@ -94,6 +94,42 @@ def test_every_lane_equals_the_run_alone_and_so_does_a_refilled_one():
     check_equal(program.state(1), alone(1, seed=7, calls=2))
 
 
+def test_all_lanes_started_at_once_equal_lanes_started_one_by_one():
+    one = program_of(LANES)
+    other = program_of(LANES)
+    discounts = [0.9 + lane / 100 for lane in range(LANES)]
+    for lane, discount in enumerate(discounts):
+        one.start(lane, seed=lane, discount=discount)
+    other.start(1, seed=99, discount=0.1)  # what a program had before is replaced
+    other.start_all(range(LANES), discounts)
+    for _ in range(2):
+        for program in (one, other):
+            program.run(rounds_of(slice(None)), np.ones(LANES, np.bool_))
+    for lane in range(LANES):
+        check_equal(one.state(lane), other.state(lane))
+    with pytest.raises(ConfigError, match="2 seeds for 3 lanes"):
+        other.start_all([1, 2], [0.9, 0.9])
+
+
+def test_loops_of_compiled_length_compute_what_other_loops_compute():
+    """Calls of two lengths, a lane that waits, and rounds without an update."""
+    everyone = np.array([1, 1, 0], np.bool_)
+    programs = (program_of(LANES), program_of(LANES, updates=1))
+    for program in programs:
+        program.start_all(range(LANES), [0.9, 0.91, 0.92])
+        for n_rounds in (ROUNDS, 5):
+            rounds = rounds_of(slice(None), n_rounds)
+            rounds.updates[::3, 0] = 0
+            program.run(rounds, everyone)
+        program.wait()
+    for lane in range(LANES):
+        one, other = (program.state(lane) for program in programs)
+        assert (one.rounds, one.steps) == (other.rounds, other.steps)
+        assert one.learner.updates == other.learner.updates
+        np.testing.assert_allclose(one.learner.weights, other.learner.weights, atol=1e-5)
+        np.testing.assert_allclose(one.game, other.game, atol=1e-5)
+
+
 def test_a_lane_that_waits_changes_nothing_and_then_continues_as_if_it_had_not():
     program = program_of(LANES)
     for lane in range(LANES):

@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.tuning.thread_slots import ThreadSlots
 from understudy.core.errors import ConfigError, Locked, MissingExtra
 from understudy.core.log import FileLock
 from understudy.core.watch import FolderWatch
+from understudy.testing.clock import ManualClock
 from understudy.tuning.journal import NAME, Journal, Row, create_journal, table
 from understudy.tuning.result import load_study
 from understudy.tuning.study import (
@@ -50,13 +52,17 @@ from understudy.tuning.trial import Metric, Report, Trial, TrialResult, Values
 from understudy.tuning.tune import tune
 
 
-def rows_of(config: StudyConfig, folder: Path, *, num_slots: int = 1, order: int = 0) -> list[Row]:
+def rows_of(
+    config: StudyConfig, folder: Path, *, num_slots: int = 1, order: int = 0, **options: Any
+) -> list[Row]:
     """Run a study on slots that are threads."""
     if not (folder / NAME).exists():
         create_journal(folder / NAME, study=config.to_json(), versions={})
     with (
         closing(Journal(folder / NAME)) as journal,
-        closing(Study(config, journal, ThreadSlots(order), num_slots=num_slots)) as running,
+        closing(
+            Study(config, journal, ThreadSlots(order), num_slots=num_slots, **options)
+        ) as running,
     ):
         running.run()
         return journal.state.rows()
@@ -247,6 +253,55 @@ def test_a_trial_that_never_ends_fails_at_its_time_limit(tmp_path: Path):
         "failed",
     ]
     assert result.trials[1].result.error == "it did not end within 1 s; raise trial_timeout_s"
+
+
+class Held(Quadratic):
+    """Trial 0 ends at once, and the others when `released` is set; trial 1 reports before that."""
+
+    released = threading.Event()
+
+    def run(self, trial: Trial, report: Callable[[int, float], bool]) -> Mapping[str, float]:
+        if trial.trial_no == 1:
+            report(1, 0.5)
+        if trial.trial_no:
+            self.released.wait(60)
+        return super().run(trial, report)
+
+
+def test_a_study_ends_when_its_time_is_over_and_a_resume_keeps_its_table(tmp_path: Path):
+    folder = tmp_path / "s"
+    config = study(folder, max_seconds=60.0, search=SearchConfig(lag=3))
+    held = replace(config.trainable, path="tests.tuning.test_study:Held")
+    config = replace(config, trainable=held)
+    clock = ManualClock()
+
+    def on_event(event: StudyEvent) -> object:
+        match event:
+            case TrialStarted() if event.trial.trial_no == 0:
+                clock.advance(40.0)
+            case TrialEnded() if event.row.trial.trial_no == 0:
+                return understudy.Stop
+            case Report():
+                clock.advance(20.0)
+                Held.released.set()  # its result comes too late
+        return None
+
+    Held.released.clear()
+    rows = rows_of(config, folder, clock=clock, on_event=on_event)
+    assert [row.result.state for row in rows] == ["done"]
+    clock.advance(1_000.0)  # no process runs the study
+    rows = rows_of(config, folder, num_slots=2, clock=clock, on_event=on_event)
+    ends = [(row.trial.trial_no, row.result.state, row.result.seconds) for row in rows]
+    assert ends[1:] == [(1, "stopped", 20.0)]
+    assert rows[1].result.metrics == {"reward": 0.5}
+    result = load_study(folder)
+    assert result.ended == "its 60 seconds are over"
+    assert result.best == rows[0]
+    journal = (folder / NAME).read_bytes()
+    assert rows_of(config, folder, clock=clock) == rows
+    assert (folder / NAME).read_bytes() == journal
+    with pytest.raises(ConfigError, match="has ended: its 60 seconds are over; start another"):
+        tune(out=folder, resume=True, trials=20)
 
 
 def test_a_trainable_that_cannot_be_created_leaves_no_folder(tmp_path: Path):

@@ -456,6 +456,7 @@ def test_a_toml_study_may_name_a_class_and_its_rows(tmp_path):
         ('rule = "asha"', 'rule = "halving"', "rule is 'halving'; give one of none, asha"),
         ("max_trials", "max_trial", "study has no setting max_trial; did you mean max_trials?"),
         ("max_trials = 30", "max_trials = 0", "max_trials is 0"),
+        ("max_trials = 30", "max_seconds = -1", "max_seconds is -1; give 0 to 1e"),
         ("batch = [32, 64]", "bach = [32, 64]", "dqn has no setting 'bach'; did you"),
         ("batch = [32, 64]", "batch = [0]", "batch is 0; give 1 to 65536"),
         ("batch = [32, 64]", "steps = [100]", "steps is in space and in settings; omit it in one"),

@@ -1,5 +1,6 @@
 """understudy tune: searches settings; show and resume a study."""
 
+import math
 import shlex
 import sys
 import time
@@ -125,6 +126,7 @@ def _slots_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "understudy tune --optim-config config/optim_dqn.json",
         "understudy tune study.toml --search tpe --stop asha --slots 2 --trials 100 --out S",
         "understudy tune study.toml --set lag=4 --set trial_timeout_s=600",
+        "understudy tune study.toml --set max_seconds=3600",
         "understudy tune study.toml --slots 2 --engine ray",
         "understudy tune study.toml --slots 8 --engine spark --address spark://HOST:7077",
         "understudy tune show S",
@@ -457,11 +459,16 @@ class StudyProgress:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until the last trial at the rate so far; None before the first one."""
+        """Seconds until the last trial at the rate so far, or until the study's time is over.
+
+        None before the first trial.
+        """
         n_new = self.n_ended - self._n_before
         if self.started is None or not n_new:
             return None
-        return (self.now() - self._started_s) / n_new * (self.started.max_trials - self.n_ended)
+        passed_s = self.now() - self._started_s
+        at_rate_s = passed_s / n_new * (self.started.max_trials - self.n_ended)
+        return max(0.0, min(at_rate_s, self.started.limit_s - passed_s))
 
     @property
     def best_text(self) -> str:
@@ -504,10 +511,13 @@ def _progress_line(progress: StudyProgress) -> str:
 def _message(event: StudyEvent, n_failed: int) -> str:
     match event:
         case StudyStarted():
+            slots = count_of(event.slots, "slot")
+            if math.isfinite(event.limit_s):
+                slots += f" in at most {event.limit_s:.0f} s"
             resumed = f", resumed after {count_of(len(event.rows), 'trial')}" if event.rows else ""
             study = (
                 f"{escape(event.name)}: {count_of(event.max_trials, 'trial')} on "
-                f"{count_of(event.slots, 'slot')}, {event.metric.criteria} {event.metric.name}: "
+                f"{slots}, {event.metric.criteria} {event.metric.name}: "
                 f"study {escape(event.folder)}{resumed}"
             )
             return "\n".join([study, *(f"[yellow]note[/] {escape(note)}" for note in event.notes)])

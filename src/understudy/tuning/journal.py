@@ -1,21 +1,25 @@
 """The journal of a study: what happened, one event a line; the state of a study is computed of it.
 
     created    the study, its id and the versions of packages
+    opened     a process runs the study from here on; only if its time is limited
     asked      a trial: values and seed
     leased     a slot starts the trial, from its beginning; a deadline if it has one
     report     an intermediate value of the trial
     lost       the slot's process ended before the trial
     finished   the result of the trial, without its reports
     extended   max_trials is another number
-    ended      no further trial is asked, and why
+    ended      no further trial is asked, and why; if its time is over, trials without a result
+               stay so
 
-The events leased, lost and finished have `at_s`, seconds since 1970, but not in journals of earlier
-versions. Each line has its number and a checksum. The process that appends holds the study's
-lock. A line that a kill or power cut left unfinished is cut off when the study is resumed: at worst
-it repeats a trial, which has the same result. Damage in front of a readable line is an error.
+The events opened, leased, lost and finished have `at_s`, seconds since 1970, but not in journals
+of earlier versions. Each line has its number and a checksum. The process that appends holds the
+study's lock. A line that a kill or power cut left unfinished is cut off when the study is resumed:
+at worst it repeats a trial, which has the same result. Damage in front of a readable line is an
+error.
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -79,11 +83,21 @@ class StudyState:
         """If it was changed since the study was created."""
         self.ended = ""
         """Why no further trial is asked; empty if the study goes on."""
+        self.is_out_of_time = False
+        """The study has ended, and trials without a result stay so."""
+        self.used_s = 0.0
+        """Seconds in which processes ran the study, if its time is limited."""
+        self._seen_s = math.inf
+        """When the process that runs it wrote its last event; infinite before the first one."""
         self.n_events = 0
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Change the state by one event."""
         self.n_events += 1
+        if (at_s := event.get("at_s")) is not None:
+            if event["event"] != "opened":
+                self.used_s += max(0.0, at_s - self._seen_s)
+            self._seen_s = at_s
         match event["event"]:
             case "created":
                 self.created = event
@@ -97,6 +111,9 @@ class StudyState:
                 self.ended = ""
             case "ended":
                 self.ended = event["why"]
+                self.is_out_of_time = event.get("is_out_of_time", False)
+            case "opened":
+                pass
             case kind:
                 self._apply_to_trial(self.records[event["trial_no"]], kind, event)
                 if "at_s" in event:
@@ -129,6 +146,12 @@ class StudyState:
                     seconds=event["seconds"],
                     error=event["error"],
                 )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the study has ended, and none of its trials is still to run."""
+        all_ran = all(record.result for record in self.records)
+        return bool(self.ended) and (self.is_out_of_time or all_ran)
 
     def rows(self) -> list[Row]:
         """The trials that have ended, in order."""

@@ -243,13 +243,11 @@ def load_study(folder: str | Path) -> StudyResult:
     folder = Path(folder)
     state = read_journal(folder / NAME).state
     config = study_from_json(state.created["study"])
-    is_over = state.ended and all(record.result for record in state.records)
-    ended = state.ended if is_over else ""
     result = StudyResult(
         folder,
         config,
         state.rows(),
-        ended,
+        state.ended if state.is_over else "",
         max_trials=state.max_trials or config.max_trials,
         leases=state.leases,
     )
@@ -339,6 +337,7 @@ def winner_study(result: StudyResult) -> tuple[StudyConfig, RepeatSearch] | None
         ),
         constraints=(),
         max_trials=len(finalists) * config.search.test_seeds,
+        max_seconds=0.0,
         seed=seed,
         stopping=StoppingConfig(),
         convergence=ConvergenceConfig(),

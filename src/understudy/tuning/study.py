@@ -63,6 +63,8 @@ class StudyStarted:
     is_test: bool
     """Whether the trials are trainings of the best ones on held-out seeds."""
     notes: Sequence[str]
+    limit_s: float = math.inf
+    """Seconds until the study ends at the latest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +161,14 @@ class Study:
         """The score of the best of all trials that have ended."""
         self._waiting: list[int] = []
         self._sync_at_s = -math.inf
+        self._ends_at_s = math.inf
+        """On the monotonic clock, as `_sync_at_s`."""
         self.is_stopped = False
         """An event's receiver returned Stop."""
         self._restore()
+        if config.max_seconds and not self._state.is_over:
+            self._ends_at_s = self._clock.monotonic() + config.max_seconds - self._state.used_s
+            journal.append("opened", at_s=self._now_s())
 
     def _restore(self) -> None:
         """Repeat what the searcher was asked and told before."""
@@ -187,6 +194,11 @@ class Study:
             return trial_no - trial_no % convergence.legacy_batch  # RLiable waits for each batch
         return max(0, trial_no - self._config.search.lag + 1)
 
+    @property
+    def limit_s(self) -> float:
+        """Seconds until the study ends at the latest; infinite without a limit."""
+        return self._ends_at_s - self._clock.monotonic()
+
     # --- One round --------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -196,13 +208,12 @@ class Study:
 
     def step(self) -> bool:
         """Ask for trials, start them, and handle what slots send; whether the study goes on."""
+        if self._clock.monotonic() >= self._ends_at_s:
+            self._end_in_time()
         while self._ask():
             pass
-        if (
-            self._state.ended
-            and not self._waiting
-            and not any(open_slot.running for open_slot in self._open)
-        ):
+        is_idle = not self._waiting and not any(open_slot.running for open_slot in self._open)
+        if self._state.is_out_of_time or (self._state.ended and is_idle):
             self._journal.sync()
             return False
         self._start_slots()
@@ -257,6 +268,27 @@ class Study:
     def _end(self, why: str) -> bool:
         self._journal.append("ended", why=why)
         return False
+
+    def _end_in_time(self) -> None:
+        """End the study; a running trial keeps its last report, and one without has no result."""
+        for trial_no in sorted(no for open_slot in self._open for no in open_slot.running):
+            if reports := self._state.records[trial_no].reports:
+                leases = reversed(self._state.leases)
+                start_s = next(lease.start_s for lease in leases if lease.trial_no == trial_no)
+                self._finish(
+                    TrialResult(
+                        trial_no=trial_no,
+                        state="stopped",
+                        metrics={self._config.metric.name: reports[-1][1]},
+                        seconds=max(0.0, self._now_s() - start_s),
+                    )
+                )
+        self._journal.append(
+            "ended",
+            why=f"its {self._config.max_seconds:g} seconds are over",
+            is_out_of_time=True,
+            at_s=self._now_s(),
+        )
 
     def _tell(self, count: int) -> None:
         """Tell the searcher the results of the first `count` trials, in order."""
@@ -345,6 +377,7 @@ class Study:
 
     def _wait_s(self) -> float | None:
         deadlines = [at for open_slot in self._open for at in open_slot.running.values()]
+        deadlines.append(self._ends_at_s)
         if not self._journal.is_synced:
             deadlines.append(self._sync_at_s)
         first = min(deadlines, default=math.inf)

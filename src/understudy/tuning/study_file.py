@@ -158,7 +158,11 @@ class StudyConfig:
     metric: Metric = field(default_factory=Metric)
     constraints: Sequence[Constraint] = ()
     max_trials: int = setting(20, 1, MAX_TRIALS, "trials of the study")
-    """Exactly so many, unless a grid or the convergence ends the study earlier."""
+    """Exactly so many, unless a grid, the convergence or `max_seconds` ends the study earlier."""
+    max_seconds: float = setting(
+        0.0, 0.0, 1e9, "seconds of the search, after which its running trials end; 0: no limit"
+    )
+    """Of the processes that run it: time between a kill and a resume does not count."""
     seed: int = setting(0, 0, (1 << 32) - 1, "the seed of the search and of all trials")
     search: SearchConfig = SearchConfig()
     stopping: StoppingConfig = StoppingConfig()
@@ -170,7 +174,7 @@ class StudyConfig:
     def to_json(self) -> dict[str, Any]:
         """This study as JSON, for its journal; `study_from_json` reads it."""
         return {
-            **{name: getattr(self, name) for name in ("name", "max_trials", "seed")},
+            **{name: getattr(self, name) for name in ("name", "max_trials", "max_seconds", "seed")},
             "space": self.space.to_json(),
             "trainable": dataclasses.asdict(self.trainable),
             "metric": dataclasses.asdict(self.metric),
@@ -193,6 +197,7 @@ def study_from_json(fields: Mapping[str, Any]) -> StudyConfig:
     """The study that `StudyConfig.to_json` wrote."""
     return StudyConfig(
         **{name: fields[name] for name in ("name", "max_trials", "seed", "notes")},
+        max_seconds=fields.get("max_seconds", 0.0),  # not in journals of earlier versions
         space=read_space(fields["space"]),
         trainable=TrainableSpec(**fields["trainable"]),
         metric=Metric(**fields["metric"]),
@@ -207,8 +212,8 @@ def read_study(path: str | Path, *, level: int = 0, **overrides: Any) -> StudyCo
     `level` applies to RLiable's files, whose `num_workers` are slots at level 1 and the rollout
     workers of one slot at level 2; at level 0, trials run one after the other. `overrides` are
     settings by name: those of the parts, such as `slots` or `lag`, and name, folder, seed,
-    max_trials, metric, criteria and rdd; None changes nothing. ConfigError names the file, the key,
-    and what to write there.
+    max_trials, max_seconds, metric, criteria and rdd; None changes nothing. ConfigError names the
+    file, the key, and what to write there.
     """
     path = Path(path)
     overrides = {name: value for name, value in overrides.items() if value is not None}
@@ -248,7 +253,9 @@ def rliable_results(
 
 
 _ALIASES = {"return": "reward"}
-_NAMES = ("name", "folder", "metric", "criteria", "max_trials", "seed", "rdd")
+_LIMITED = ("max_trials", "max_seconds", "seed")
+"""The study's own settings that have a range."""
+_NAMES = ("name", "folder", "metric", "criteria", *_LIMITED, "rdd")
 
 
 def with_settings(study: StudyConfig, overrides: Mapping[str, Any]) -> StudyConfig:
@@ -272,7 +279,7 @@ def with_settings(study: StudyConfig, overrides: Mapping[str, Any]) -> StudyConf
             part: _part(kind, parts[part], getattr(study, part), where=part)
             for part, kind in PARTS.items()
         },
-        **_own_settings({name: own[name] for name in ("max_trials", "seed") if name in own}),
+        **_own_settings({name: own[name] for name in _LIMITED if name in own}),
         name=text(own.get("name", study.name), "name"),
     )
     if "folder" in own:
@@ -348,7 +355,7 @@ def _checked(leaf: Leaf, value: Any) -> Any:
 
 
 def _own_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The checked values of `max_trials` and `seed`."""
+    """The checked values of settings in `_LIMITED`."""
     fields = {field.name: field for field in dataclasses.fields(StudyConfig)}
     return {
         name: check_value(Leaf(name, fields[name].default, fields[name].metadata["range"]), value)
@@ -484,7 +491,7 @@ def _candidates(dimension: Dimension) -> Sequence[Any]:
 _STUDY_KEYS = {
     "name": "", "game": "", "algorithm": "", "preset": "", "class": "", "environment": "",
     "mdl_file": "model", "metric": "reward", "criteria": "max", "folder": "", "max_trials": 20,
-    "seed": 0, "rdd": False,
+    "max_seconds": 0.0, "seed": 0, "rdd": False,
 }  # fmt: skip
 _SECTIONS = ("study", "space", "settings", "constraints", *PARTS)
 
@@ -538,7 +545,7 @@ def _from_toml(path: Path) -> StudyConfig:
         constraints=tuple(
             _constraint(metric, bounds) for metric, bounds in fields.get("constraints", {}).items()
         ),
-        **_own_settings({key: own[key] for key in ("max_trials", "seed") if key in own}),
+        **_own_settings({key: own[key] for key in _LIMITED if key in own}),
         **{
             part: _part(kind, fields.get(part, {}), kind(), where=part)
             for part, kind in PARTS.items()

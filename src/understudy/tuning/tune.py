@@ -207,6 +207,11 @@ def _run(
             notes.append(f"{journal.path}: an unfinished line at the end was cut off")
         max_trials = state.max_trials or config.max_trials
         if trials is not None and trials != max_trials:
+            if state.is_out_of_time:
+                raise ConfigError(
+                    f"trials is {trials}, but the study in {folder} has ended: {state.ended}; "
+                    "start another one, with larger max_seconds, or without"
+                )
             if trials < max(1, len(state.records)):
                 raise ConfigError(
                     f"trials is {trials}, and {folder} has {len(state.records)} trials; give more "
@@ -244,6 +249,7 @@ def _run(
                         slots=num_slots,
                         is_test=place != folder,
                         notes=[*config.notes, *notes] if place == folder else (),
+                        limit_s=study.limit_s,
                     )
                 )
                 study.run()
