@@ -516,6 +516,12 @@ def test_reading_a_study_imports_no_jax_and_importing_it_no_gymnasium():
     assert process.stdout.split("\n")[-2] == "[] False", process.stdout
 
 
+def test_a_slot_starts_without_numpy():
+    code = "import sys, understudy.tuning.slots, understudy.tuning.trainables\n"
+    code += "assert 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_point_of_the_readmes_space_is_accepted_by_our_settings():
     study = read_study(README)
     rng = np.random.default_rng(1)
