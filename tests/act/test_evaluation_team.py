@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.act.envs import MixedEnv, PlainEnv
+from tests.act.failing_envs import ExitsAtSeed3, RaisesAtSeed3
 from tests.act.policies import random_policy
 from understudy.act.evaluate import evaluate
 from understudy.act.evaluation_team import EvaluationTeam
@@ -18,20 +19,6 @@ from understudy.act.vector import game_of, make_envs
 from understudy.core.errors import GameFailed
 
 SEEDS = list(range(1000, 1013))
-
-
-class ExitsAtSeed3(PlainEnv):
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        if seed == 3:
-            os._exit(7)
-        return super().reset(seed=seed, options=options)
-
-
-class RaisesAtSeed3(PlainEnv):
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        if seed == 3:
-            raise RuntimeError("no such level")
-        return super().reset(seed=seed, options=options)
 
 
 def plan_of(env: Any, *, num_processes: int) -> TeamPlan:

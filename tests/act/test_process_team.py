@@ -13,14 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
 
 from tests.act.envs import MixedEnv, PlainEnv
+from tests.act.failing_envs import (
+    Closing,
+    Exiting,
+    Failing,
+    Leaving,
+    Reporting,
+    Unrepeatable,
+    make_without_jax,
+)
 from tests.act.policies import random_policy
 from tests.cli.platforms import wait_for
 from understudy.act.process_team import process_team
-from understudy.act.remote_team import MAX_LOSSES, SAVE_EVERY
+from understudy.act.remote_team import SAVE_EVERY
 from understudy.act.team import LocalTeam, TeamPlan, decode_collected, encode_collected
 from understudy.act.vector import Envs, game_of, make_envs
 from understudy.core.errors import ConfigError, GameFailed
@@ -121,11 +129,6 @@ def sessions_of(collected: list[Collected]) -> int:
     return len({chunk.meta.session for part in collected for chunk in part.chunks})
 
 
-class Unrepeatable(PlainEnv):
-    def observe(self) -> Any:
-        return np.random.default_rng().random(3, dtype=np.float32)
-
-
 def test_a_replaced_actor_that_plays_otherwise_than_before_ends_the_run():
     plan = plan_of(Unrepeatable, num_actors=1)
     with contextlib.closing(process_team(plan)) as team:
@@ -135,14 +138,6 @@ def test_a_replaced_actor_that_plays_otherwise_than_before_ends_the_run():
             play(team, plan, range(3, 4))
 
 
-class Closing(PlainEnv):
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def close(self) -> None:
-        (self._folder / f"{os.getpid()} {id(self)}").touch()
-
-
 @pytest.mark.parametrize("is_asynchronous", [False, True])
 def test_closing_a_team_closes_its_envs(tmp_path: Path, is_asynchronous: bool):
     plan = plan_of(make=functools.partial(make_envs, functools.partial(Closing, tmp_path)))
@@ -150,11 +145,6 @@ def test_closing_a_team_closes_its_envs(tmp_path: Path, is_asynchronous: bool):
     play(team, plan, range(2))
     team.close()
     assert len(list(tmp_path.iterdir())) == plan.num_envs
-
-
-class Reporting(PlainEnv):
-    def reset(self, **arguments: Any) -> Any:
-        raise RuntimeError(f"the path is {os.environ.get('PYTHONPATH')}")
 
 
 def test_a_game_sees_the_environment_of_the_user(monkeypatch: pytest.MonkeyPatch):
@@ -170,11 +160,6 @@ def test_a_game_sees_the_environment_of_the_user(monkeypatch: pytest.MonkeyPatch
             play(team, plan, range(1))
 
 
-def make_without_jax(num_envs: int) -> Envs:
-    assert "jax" not in sys.modules, "an actor's process loaded JAX"
-    return make_envs(PlainEnv, num_envs)
-
-
 def test_a_process_has_no_jax_and_stays_small():
     with contextlib.closing(process_team(plan_of(make=make_without_jax))) as team:
         for pid in team.pids:
@@ -184,13 +169,6 @@ def test_a_process_has_no_jax_and_stays_small():
                 if line.startswith("VmRSS")
             )
             assert int(line.split()[1]) / 1024 < 80
-
-
-class Failing(PlainEnv):
-    def step(self, action: Any) -> Any:
-        if self.n_steps == 5:
-            raise RuntimeError("the door is stuck")
-        return super().step(action)
 
 
 def test_an_error_of_the_game_is_raised_with_the_traceback_of_the_process():
@@ -203,11 +181,6 @@ def test_an_error_of_the_game_is_raised_with_the_traceback_of_the_process():
     assert 'raise RuntimeError("the door is stuck")' in "".join(raised.value.__notes__)
 
 
-class Leaving(PlainEnv):
-    def step(self, action: Any) -> Any:
-        sys.exit(5)
-
-
 def test_a_game_that_exits_is_an_error_of_the_game():
     plan = plan_of(Leaving, num_actors=1)
     with (
@@ -217,19 +190,17 @@ def test_a_game_that_exits_is_an_error_of_the_game():
         play(team, plan, range(1))
 
 
-class Exiting(PlainEnv):
-    def step(self, action: Any) -> Any:
-        os._exit(7)
-
-
 @pytest.mark.parametrize("is_asynchronous", [False, True])
-def test_an_actor_that_dies_again_and_again_ends_the_run_with_its_reason(is_asynchronous: bool):
+def test_an_actor_that_dies_again_and_again_ends_the_run_with_its_reason(
+    is_asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("understudy.act.remote_team.MAX_LOSSES", 3)
     plan = plan_of(Exiting, num_actors=1)
     with (
         contextlib.closing(process_team(plan, is_asynchronous=is_asynchronous)) as team,
-        pytest.raises(GameFailed, match=f"lost {MAX_LOSSES} times.*code 7"),
+        pytest.raises(GameFailed, match=r"lost 3 times.*code 7"),
     ):
-        play(team, plan, range(MAX_LOSSES))
+        play(team, plan, range(3))
 
 
 def test_a_game_that_cannot_be_created_in_a_process_is_refused():

@@ -38,7 +38,11 @@ def train(out: Path, game: Any, **asked: Any) -> Run:
     return understudy.train(game, out=out, **with_options({"algorithm": "dqn", **asked}))
 
 
-@pytest.mark.parametrize("mode", SELF_RESETTING)
+# What is recorded is compared for both modes in tests/act/test_autoreset.py.
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(AutoresetMode.SAME_STEP, marks=pytest.mark.slow), AutoresetMode.NEXT_STEP],
+)
 def test_dqn_learns_on_a_cartpole_that_resets_itself(mode: AutoresetMode, tmp_path: Path):
     envs = cartpoles(8, mode)
     run = train(tmp_path / "R", envs, steps=12_000, settings={"eval_episodes": 20}, seed=1)
