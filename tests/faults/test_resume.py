@@ -151,6 +151,7 @@ def test_a_training_killed_repeatedly_ends_with_the_same_bits(
     seed: int,
     card: Card,
 ) -> None:
+    """20 s and more: ten trainings, each in a process that traces its programs."""
     rng = random.Random(seed)
     names = (
         SHORT
