@@ -53,7 +53,7 @@ def peak_bytes() -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@sizes("frames", short=12, full=128)
+@sizes("frames", short=10, full=128)
 def test_batches_and_pages_are_bounded_however_well_frames_are_packed(
     tmp_path: Path, kind: str, frames: int, seed: int, card: Card
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_training_killed_repeatedly_ends_with_the_same_bits(
     seed: int,
     card: Card,
 ) -> None:
+    """20 s and more: ten trainings, each in a process that traces its programs."""
     rng = random.Random(seed)
     names = (
         SHORT
@@ -264,7 +265,7 @@ def checkpoint_after_restore(run: Path, copy: Path) -> dict[str, tuple[Any, Any]
 def test_a_second_process_on_the_same_run_is_rejected_and_ctrl_c_leaves_a_resumable_run(
     forker: Forker, data: DataFolder, tmp_path: Path, card: Card
 ) -> None:
-    case = CASES["ppo with stacks and norms"]
+    case = CASES["dqn by priority"]
     run = tmp_path / "run"
     first = forker.start([*case.words(data.root), "--out", run], Fault(step=700, how="stop"))
     try:
@@ -290,7 +291,7 @@ def test_a_second_process_on_the_same_run_is_rejected_and_ctrl_c_leaves_a_resuma
 def test_a_full_disk_during_a_checkpoint_is_reported_and_the_run_resumes_from_the_previous_one(
     forker: Forker, data: DataFolder, wholes: Callable[[str], Path], tmp_path: Path, card: Card
 ) -> None:
-    name = "ppo with stacks and norms"
+    name = "dqn by priority"
     run = tmp_path / "run"
     ended = forker.run([*CASES[name].words(data.root), "--out", run], Fault(step=1000, how="full"))
     assert ended.code == 3

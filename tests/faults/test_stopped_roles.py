@@ -19,6 +19,7 @@ from understudy.cli.status import platform_status as status
 def test_stopped_roles_are_seen_and_restarted(
     tmp_path: Path, card: Card, bar: Callable[[float], float]
 ) -> None:
+    """20 s and more: a stopped role is killed after 12 s without a report."""
     data = DataFolder(tmp_path / "D")
     with Up(data.root) as up:
 

@@ -156,6 +156,7 @@ def stored_steps(run: Path) -> int:
 def test_workers_rejoin_after_partitions_loss_and_delay_and_no_step_counts_twice(
     tmp_path: Path, card: Card, seed: int, n_rounds: int
 ):
+    """20 s and more: leases that expire and packets that are late cannot be hurried."""
     slow = "train:tests.faults.slow_steps:Slow"
     settings = {"envs": 4, "actors": 2, "min_inserts": 200, "lease_s": 3.0, "keep_history": True}
     settings["prioritised"] = False  # or the learner would load numba for two seconds
@@ -289,6 +290,7 @@ def rate_of(folder: Path, window_s: float) -> float:
 def test_cartpole_is_learned_while_workers_and_the_learner_are_killed(
     tmp_path: Path, card: Card, bar: Callable[[float], float], n_seeds: int
 ):
+    """20 s and more: a whole training, whose learner and workers start eight times."""
     kills = 0
     returns_s = []
     for number in range(n_seeds):
