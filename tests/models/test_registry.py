@@ -1,6 +1,6 @@
 """The registry: numbers never reused, one learner at a time, nothing half there."""
 
-import multiprocessing
+from multiprocessing.process import BaseProcess
 import os
 import random
 import signal
@@ -11,6 +11,8 @@ import pytest
 
 from tests.act.policies import random_policy
 from tests.card import Card
+from tests.faults.profiles import sizes
+from tests.models.processes import FORKED
 from understudy.core.errors import ConfigError, Corrupt, Fenced, Refused, Unreachable
 from understudy.core.signed import Signer
 from understudy.experience.game import game_spec
@@ -194,19 +196,19 @@ def _release_many(folder: Path, owner: int, count: int) -> None:
         ours.release(policy(1000 * owner + number), LINEAGE, epoch=epoch)
 
 
+@sizes("count", short=12, full=50)
 def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_numbers(
-    tmp_path: Path, card: Card
+    tmp_path: Path, card: Card, count: int
 ):
     """Readers look all the time: every visible model opens, and its bytes never change."""
     reader = registry(tmp_path)
     reader.takeover("pong", owner="all")
-    context = multiprocessing.get_context("spawn")
     chance = random.Random(0)
-    started: list[multiprocessing.process.BaseProcess] = []
+    started: list[BaseProcess] = []
     seen: dict[int, str] = {}
 
-    def start(owner: int) -> multiprocessing.process.BaseProcess:
-        process = context.Process(target=_release_many, args=(tmp_path, owner, 50))
+    def start(owner: int) -> BaseProcess:
+        process = FORKED.Process(target=_release_many, args=(tmp_path, owner, count))
         process.start()
         started.append(process)
         return process
@@ -237,7 +239,7 @@ def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_nu
     assert [process.exitcode for process in running] == [0] * 8
     assert killed == 8
     assert sorted(seen) == list(range(1, len(seen) + 1))
-    assert len(seen) >= 8 * 50
+    assert len(seen) >= 8 * count
     assert registry(tmp_path).catalogue("pong").bad_entries == 0
     card.line("models released by 8 learners, 8 of them killed", tried=len(seen), held=len(seen))
 

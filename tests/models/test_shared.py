@@ -3,13 +3,12 @@
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.models.processes import FORKED
 from tests.models.small_s3 import SmallS3, small_s3
 from tests.models.test_registry import LINEAGE, SIGNER, TRUSTED, policy
 from understudy.core.errors import Corrupt, Fenced, Refused
@@ -370,20 +369,22 @@ def test_an_old_copy_of_the_models_folder_is_noticed_and_an_old_repair_does_not_
         made.machine("a").keys().follow()
 
 
+def _create_six_keys(folder: Path) -> None:
+    keys = Deployment(folder).machine("a").keys()
+    for _ in range(6):
+        keys.create(["play"])
+
+
 def test_processes_of_one_machine_remember_the_newest_entry_that_any_of_them_read(
     made: Deployment, tmp_path: Path
 ):
     machine = made.machine("a")
-    script = (
-        "import sys; from pathlib import Path; from tests.models.test_shared import Deployment; "
-        "keys = Deployment(Path(sys.argv[1])).machine('a').keys(); "
-        "[keys.create(['play']) for _ in range(6)]"
-    )
-    started = [
-        subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=Path.cwd())
-        for _ in range(3)
-    ]
-    assert [process.wait(120) for process in started] == [0] * 3
+    started = [FORKED.Process(target=_create_six_keys, args=(tmp_path,)) for _ in range(3)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(120)
+    assert [process.exitcode for process in started] == [0] * 3
     assert len(machine.keys().all()) == 18
     assert machine.remembers("keys") == 18
     assert machine.keys().damage() == ""

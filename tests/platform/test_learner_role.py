@@ -40,6 +40,7 @@ from understudy.experience.chunk import Chunk, split_chunk
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.intake import key_file
 from understudy.experience.spaces import Box
+from understudy.learn import held_out
 from understudy.learn.algorithms.bc import Bc
 from understudy.learn.algorithms.iql import Iql
 from understudy.learn.learner import Learner
@@ -240,12 +241,13 @@ def test_false_observations_of_one_player_of_three_do_not_spoil_the_first_bot(
 
 
 def test_a_grid_is_shown_from_the_cell_that_the_player_moves_also_after_a_restart(
-    quick_path: Path,
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(held_out, "_WIDTHS", (32,))
+    monkeypatch.setattr(held_out, "_UPDATES", 256)
     made = recording(DataFolder(quick_path), WALK)
-    made.store(walks(500))
-    schedule = replace(SCHEDULE, improve_with="bc", bc_updates=512)
-    config = replace(CONFIG, schedule=schedule, settings={"bc": SMALL | {"batch": 128}})
+    made.store(walks(300))
+    config = replace(ONLY_BC, settings={"bc": SMALL | {"batch": 128}})
     with role_of(made, config) as role:
         whys = set()
         updates = 0
@@ -255,7 +257,7 @@ def test_a_grid_is_shown_from_the_cell_that_the_player_moves_also_after_a_restar
             whys.add(status["why"])
             updates = status["updates"]
         assert "trying whether mirror images of the steps help: clone 3 of 3" in whys
-        assert updates < schedule.bc_updates
+        assert updates < SCHEDULE.bc_updates
     with role_of(made, config) as role:
         role.step()
         assert role.status()["games"]["walk"]["updates"] > updates, "it was not resumed"
@@ -285,8 +287,14 @@ def test_a_grid_is_shown_from_the_cell_that_the_player_moves_also_after_a_restar
     ids=["none", "its own", "those of another game"],
 )
 def test_a_configured_centre_and_symmetry_stay(
-    quick_path: Path, centre: str, symmetry: str, used_centre: str, used_symmetry: str
+    quick_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    centre: str,
+    symmetry: str,
+    used_centre: str,
+    used_symmetry: str,
 ):
+    monkeypatch.setattr(game_training.GameTraining, "step", lambda training: None)
     made = recording(DataFolder(quick_path), WALK)
     made.store(walks(300))
     settings = {"bc": SMALL | {"centre": centre, "symmetry": symmetry}}

@@ -15,7 +15,7 @@ from understudy.core.signed import Signer
 from understudy.experience.game import game_spec
 from understudy.models.catalogue import Control, live_models
 from understudy.models.gate import Bounds, GateDecision, Played, of_trial
-from understudy.models.manifest import Lineage, model_name
+from understudy.models.manifest import Lineage, model_name, number_of
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.models.shared import Journal
@@ -37,6 +37,30 @@ NEWEST = 1_000_000
 """An entry of the trial that is under way, whichever it is."""
 
 
+class Returns(dict[str, Sequence[Played]]):
+    """The champion and a candidate play in turn, with four players, once somebody asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policies: dict[str, Policy] = {}
+
+    def __missing__(self, model: str) -> Sequence[Played]:
+        model_no = number_of(model)
+        played = returns_of(self.policies[model], 480, seed=model_no)
+        self[model] = [
+            Played(
+                2 * at + (model_no > 1),
+                1e12,
+                one,
+                f"player-{at % 4}",
+                propensity=0.5,
+                entry=NEWEST,
+            )
+            for at, one in enumerate(played)
+        ]
+        return self[model]
+
+
 class GateHarness:
     """A registry with a champion, and what each policy would return in players' hands."""
 
@@ -45,7 +69,7 @@ class GateHarness:
         trusted = {SIGNER.key_id: SIGNER.public}
         self.registry = Registry(self.objects, trusted=trusted, signer=SIGNER, clock=ManualClock())
         self.epoch = self.registry.takeover(GAME.game, owner="test")
-        self.returns: dict[str, Sequence[Played]] = {}
+        self.returns = Returns()
         self.keeper = Gatekeeper(self.registry, bounds=BOUNDS, check=check_model)
         self.champion_no = self.release(CHAMPION)
         assert (
@@ -58,13 +82,7 @@ class GateHarness:
         return manifest.model_no
 
     def play(self, model_no: int, policy: Policy) -> None:
-        """The champion and a candidate play in turn, with four players."""
-        played = returns_of(policy, 480, seed=model_no)
-        is_later = model_no > 1
-        self.returns[model_name(GAME.game, model_no)] = [
-            Played(2 * at + is_later, 1e12, one, f"player-{at % 4}", propensity=0.5, entry=NEWEST)
-            for at, one in enumerate(played)
-        ]
+        self.returns.policies[model_name(GAME.game, model_no)] = policy
 
     def is_promoted(self, model_no: int) -> bool:
         """Whether the candidate passes checks and live play; afterwards the champion is who it
