@@ -197,7 +197,7 @@ class Study:
     @property
     def limit_s(self) -> float:
         """Seconds until the study ends at the latest; infinite without a limit."""
-        return self._ends_at_s - self._clock.monotonic()
+        return max(0.0, self._ends_at_s - self._clock.monotonic())
 
     # --- One round --------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Study:
 
     def step(self) -> bool:
         """Ask for trials, start them, and handle what slots send; whether the study goes on."""
-        if self._clock.monotonic() >= self._ends_at_s:
+        if self._clock.monotonic() >= self._ends_at_s and not self._state.is_over:
             self._end_in_time()
         while self._ask():
             pass
