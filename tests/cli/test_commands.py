@@ -333,10 +333,9 @@ def test_ctrl_c_leaves_no_process_and_nothing_half_done(tmp_path: Path) -> None:
 
 
 def test_ingest_drains_and_exits_on_sigterm(tmp_path: Path) -> None:
-    with connect("tag", obs=3, actions=2, data=str(tmp_path)) as game:
-        episode = game.episode(player="ada")
-        episode.acted([0.0, 0.0, 0.0], 1)
-        episode.end()
+    words = ["--players", "1", "--seconds", "1", "--no-ingest", "--data", str(tmp_path)]
+    done = understudy_here("simulate", "CartPole-v1", *words)
+    assert done.returncode == 0, done.stderr
     process = subprocess.Popen(
         [sys.executable, "-m", "understudy.cli.main", "ingest", "--data", str(tmp_path), "--json"],
         stdout=subprocess.PIPE,
