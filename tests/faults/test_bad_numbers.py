@@ -14,6 +14,7 @@ import pytest
 from tests.card import Card
 from tests.faults import bad_numbers
 from tests.faults.bad_numbers import Poison, is_bad, lot
+from tests.faults.profiles import sizes
 from tests.faults.trainings import differences, traces
 from understudy.act.actor import Actor
 from understudy.core.clock import SystemClock
@@ -234,11 +235,13 @@ def test_bad_numbers_in_the_replays_ring(
     )
 
 
+@sizes("steps", short=STEPS, full=4 * STEPS)
 def test_bad_numbers_in_rollouts(
-    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, card: Card
+    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, card: Card, steps: int
 ) -> None:
-    occasions = 20  # of 64, so that ten in a row do not happen
-    bad = poison(among=STEPS // 64, seed=seed, occasions=occasions)
+    # 20 of 64 or 50 of 256, so that ten in a row do not happen.
+    occasions = min(20 * steps // STEPS, OCCASIONS)
+    bad = poison(among=steps // 64, seed=seed, occasions=occasions)
     draw = RolloutQueue.draw
 
     def poisoned_draw(source: RolloutQueue, call_no: int, *, importance_exponent: float) -> Any:
@@ -246,7 +249,7 @@ def test_bad_numbers_in_rollouts(
         return bad.rollout(rollout, source._played)
 
     monkeypatch.setattr(RolloutQueue, "draw", poisoned_draw)
-    run = train_watched(watch, tmp_path / "run", "ppo")
+    run = train_watched(watch, tmp_path / "run", "ppo", steps=steps)
     assert run.result["skipped_updates"] == occasions
     assert watch.named == names_of(bad.chunks)
     card.line(
