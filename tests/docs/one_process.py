@@ -7,6 +7,7 @@ its own. tests/cli starts the installed command.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import runpy
@@ -65,9 +66,21 @@ def main() -> None:
     for line in sys.stdin:
         command, folder = json.loads(line)
         os.chdir(folder)
-        sys.path[:] = ["", *modules]
+        # A console script starts with its own folder, so that the command adds the current one.
+        first = "" if command[0] == sys.executable else str(Path(sys.executable).parent)
+        sys.path[:] = [first, *modules]
         answers.write(json.dumps(captured(command)) + "\n")
         answers.flush()
+        forget_modules_in(Path.cwd())
+
+
+def forget_modules_in(folder: Path) -> None:
+    """The next command imports the page's own files anew."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is not None and folder in Path(file).parents:
+            del sys.modules[name]
+    importlib.invalidate_caches()
 
 
 def captured(command: list[str]) -> tuple[int, str, str]:
