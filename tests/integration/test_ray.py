@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.act.test_process_team import Closing, Failing, plan_of, play, sessions_of
+from tests.act.failing_envs import Closing, Failing
+from tests.act.test_process_team import plan_of, play, sessions_of
 from tests.cli.platforms import wait_for
 from tests.contracts.test_teams import PlainContract, plan
 from tests.integration.ray_cluster import processes_with
