@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests.client.fakes import chunks, client
+from tests.faults.profiles import sizes
 from tests.serve.gateways import running
 from tests.serve.test_server import certificate
 from understudy.client import ClientConfig, RecordingWarning, SenderConfig, connect
@@ -618,7 +619,8 @@ print(threading.active_count(), sorted(heavy & set(sys.modules)))
     assert (ran.stdout.strip(), ran.stderr) == ("1 []", "")
 
 
-def test_threads_with_simultaneous_first_requests_import_urllib3_once() -> None:
+@sizes("times", short=1, full=5)
+def test_threads_with_simultaneous_first_requests_import_urllib3_once(times: int) -> None:
     """The sender and the bots' thread start together; neither may see a partly imported library."""
     script = """
 import threading
@@ -642,7 +644,7 @@ threads = [threading.Thread(target=ask, args=(call,)) for call in calls]
 [thread.join() for thread in threads]
 assert found == ["LinkFailed"] * 2, found
 """
-    for _ in range(5):
+    for _ in range(times):
         subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 

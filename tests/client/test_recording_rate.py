@@ -181,7 +181,8 @@ def chunks_in(frame):
 
 
 @pytest.mark.parametrize(
-    ("n_players", "target_steps_s", "seconds"), [(10, 10.0, 200), (1000, 50.0, 60)]
+    ("n_players", "target_steps_s", "seconds"),
+    [(10, 10.0, 200), (100, 50.0, 60), pytest.param(1000, 50.0, 60, marks=pytest.mark.slow)],
 )
 def test_the_platform_gets_its_quota_for_any_number_of_players(
     tmp_path, n_players, target_steps_s, seconds

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.client.fakes import MemoryLink, Transition, as_bytes, client, episodes
+from tests.faults.profiles import property_of
 from understudy.client import RecordingWarning
 from understudy.core.tensors import DTYPES
 from understudy.experience.chunk import chunk_of
@@ -135,8 +135,9 @@ PLAN = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
-@given(
+@property_of(
+    short=30,
+    full=120,
     spec=specs(),
     plans=st.lists(PLAN, min_size=1, max_size=3),
     seed=st.integers(0, 2**32 - 1),

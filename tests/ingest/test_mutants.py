@@ -3,9 +3,9 @@ parked."""
 
 from zlib import crc32
 
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.faults.profiles import property_of
 from tests.ingest.test_check import ARM, CLOSE, GOOD, REPORT, SESSION, judge, sample
 from understudy.ingest.check import UNREADABLE
 
@@ -45,8 +45,7 @@ def mutants(draw: st.DrawFn) -> bytes:
     return bytes(raw)
 
 
-@settings(max_examples=2500, deadline=None)
-@given(raw=mutants())
+@property_of(short=400, full=2_500, raw=mutants())
 def test_no_mutant_raises_or_fools_a_check(raw: bytes):
     checked = judge(raw)
     assert checked.outcome in ("candidate", "refused", "parked")

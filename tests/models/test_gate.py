@@ -198,7 +198,7 @@ def test_a_decision_is_the_same_however_often_and_late_it_is_computed():
         late = compare(candidate, champion, BOUNDS, earlier=earlier)
         assert late.decision == wanted
         decisions = []
-        for end in range(0, len(candidate) + len(champion), 25):
+        for end in range(0, len(candidate) + len(champion), 100):
             known = [
                 [one for one in episodes if one.arrival_no < end]
                 for episodes in (candidate, champion)
@@ -262,8 +262,8 @@ def test_quick_wins_and_slow_losses_do_not_make_a_candidate_seem_better():
         return False
 
     rng = np.random.default_rng(12)
-    assert sum(is_promoted(rng, only_settled=True) for _ in range(15)) == 0
-    assert sum(is_promoted(rng, only_settled=False) for _ in range(15)) > 0, "the trap is real"
+    assert sum(is_promoted(rng, only_settled=True) for _ in range(8)) == 0
+    assert sum(is_promoted(rng, only_settled=False) for _ in range(8)) > 0, "the trap is real"
 
 
 def test_a_clearly_worse_candidate_is_rejected_long_before_the_end():
@@ -567,7 +567,7 @@ def test_a_replacement_exactly_at_the_margin_is_rarely_promoted_and_the_reason_s
     rng = np.random.default_rng(8)
     earlier = [Played(at, -1.0, float(at % 2)) for at in range(100)]
     outcomes = []
-    for _ in range(100):
+    for _ in range(50):
         is_candidate = rng.random(1_000) < 0.5
         returns = rng.random(1_000) < np.where(is_candidate, 0.5, 0.6)
         episodes = [
@@ -580,8 +580,8 @@ def test_a_replacement_exactly_at_the_margin_is_rarely_promoted_and_the_reason_s
         )
         found = compare(candidate, champion, BOUNDS, earlier=earlier, margin=0.1)
         outcomes.append(found.decision)
-    assert outcomes.count("promote") <= 2
-    assert outcomes.count("reject") <= 2
+    assert outcomes.count("promote") <= 1
+    assert outcomes.count("reject") <= 1
     same = played(np.tile([0.0, 1.0], 400), bot=0), played(np.tile([1.0, 0.0], 400), bot=1)
     found = compare(*same, BOUNDS, earlier=earlier, margin=0.1)
     assert found.decision == "promote"

@@ -1,10 +1,10 @@
 """The registry: numbers never reused, one learner at a time, nothing half there."""
 
-from multiprocessing.process import BaseProcess
 import os
 import random
 import signal
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest

@@ -36,23 +36,23 @@ def drawn(trial: Trial, n: int, **options: bool) -> Counter[tuple[int, float]]:
 
 
 def test_draws_have_their_stated_frequencies():
-    counts = drawn(TRIAL, 80_000)
+    counts = drawn(TRIAL, 20_000)
     assert counts.keys() == {(7, 0.6), (3, 0.4), (7, 0.25), (6, 0.75)}
     # One draw of eight is beside the control. Bounds: five standard deviations.
-    assert counts[7, 0.6] == pytest.approx(6_000, abs=375)
-    assert counts[3, 0.4] == pytest.approx(4_000, abs=310)
-    assert counts[7, 0.25] == pytest.approx(17_500, abs=585)
-    assert counts[6, 0.75] == pytest.approx(52_500, abs=675)
+    assert counts[7, 0.6] == pytest.approx(1_500, abs=190)
+    assert counts[3, 0.4] == pytest.approx(1_000, abs=155)
+    assert counts[7, 0.25] == pytest.approx(4_375, abs=295)
+    assert counts[6, 0.75] == pytest.approx(13_125, abs=340)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.5])
 def test_without_a_control_all_draws_are_between_canary_and_champion(share):
     for counts in (
-        drawn(replace(TRIAL, share=share), 20_000, with_control=False),
-        drawn(replace(TRIAL, share=share, control=0), 20_000),
+        drawn(replace(TRIAL, share=share), 5_000, with_control=False),
+        drawn(replace(TRIAL, share=share, control=0), 5_000),
     ):
         assert counts.keys() == {(7, share), (6, 1 - share)}
-        assert counts[7, share] == pytest.approx(20_000 * share, abs=360)
+        assert counts[7, share] == pytest.approx(5_000 * share, abs=180)
 
 
 def test_a_trial_needs_champion_and_canary():

@@ -1273,6 +1273,15 @@ from understudy.platform.children import log_to_stderr, stop_with_parent
 from understudy.backends.data import DataFolder
 from understudy.release.game_training import LearnerServiceConfig
 from understudy.backends.deployment import open_deployment
+if sys.argv[3:]:
+    import os
+    from understudy.training.from_store import FromStore
+    step = FromStore.step
+    def step_or_die(engine):
+        if engine.steps >= int(sys.argv[3]):
+            os.kill(os.getpid(), 9)
+        return step(engine)
+    FromStore.step = step_or_die
 log_to_stderr()
 config = msgspec.json.decode(sys.argv[2], type=LearnerServiceConfig)
 data = DataFolder(Path(sys.argv[1]))
@@ -1280,14 +1289,16 @@ raise SystemExit(
     learner_process.learn(data, open_deployment(data).registry, config, stop_with_parent())
 )
 """
-"""The role's process, which can import neither gymnasium nor the games nor the actors."""
+"""The role's process, which can import neither gymnasium nor the games nor the actors.
+
+It is killed after that many updates, if a third argument states their number.
+"""
 
 
-def learner_of(made: Recording, config: LearnerServiceConfig) -> Child:
+def learner_of(made: Recording, config: LearnerServiceConfig, *more: str) -> Child:
     (made.data.root / "signing.key").write_bytes(key_file(SIGNER._private))
-    return Child(
-        "learner", [sys.executable, "-c", CHILD, str(made.data.root), json.dumps(asdict(config))]
-    )
+    settings = json.dumps(asdict(config))
+    return Child("learner", [sys.executable, "-c", CHILD, str(made.data.root), settings, *more])
 
 
 def reported(process: Child, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
@@ -1304,23 +1315,18 @@ def reported(process: Child, wanted: Callable[[dict[str, Any]], Any]) -> dict[st
 def test_a_killed_learner_resumes_to_the_same_bits_without_gymnasium_or_a_game(
     quick_path: Path,
 ):
-    config = replace(CONFIG, schedule=replace(SCHEDULE, bc_updates=8_192))
     whole, killed = (recording(DataFolder(quick_path / name)) for name in ("whole", "killed"))
     for made in (whole, killed):
         made.play(person(0.5), 12)
-    with role_of(whole, config) as role:
+    with role_of(whole) as role:
         until_idle(role)
-    process = learner_of(killed, config)
-    before = reported(process, lambda game: game["updates"] >= 128)
-    process.kill()
-    assert process.wait(60) == -signal.SIGKILL
-    process = learner_of(killed, config)
-    after = reported(process, lambda game: game["updates"])
+    process = learner_of(killed, CONFIG, "192")
+    assert process.wait(200) == -signal.SIGKILL
+    process = learner_of(killed, CONFIG)
     reported(process, lambda game: game["canary"])
     process.stop()
     assert process.wait(60) == 0
-    assert before["phase"] == after["phase"] == "bc"
-    assert after["updates"] >= before["updates"]  # not from the beginning
+    assert '"algorithm": "bc", "updates": 192' in process.errors, "not from the beginning"
     ours, theirs = (made.registry().catalogue("cart").models for made in (whole, killed))
     assert [one.policy_sha256 for one in ours.values()] == [
         one.policy_sha256 for one in theirs.values()

@@ -19,6 +19,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
 from tests.card import Card
+from tests.faults.profiles import sizes
 from tests.serve.gateways import Running, frames_of, played, running
 from understudy.core.names import new_session, player_name
 from understudy.experience.frame import CONTENT_TYPE, data_frame, encode_frame_batch
@@ -187,6 +188,7 @@ def frame_batch(_: Any, value: Any) -> bytes:
     return value if isinstance(value, bytes) else bytes(getattr(value, "data", b""))
 
 
+@sizes("examples", short=5, full=12)
 @pytest.mark.parametrize(
     ("operation", "mode"),
     [
@@ -197,11 +199,11 @@ def frame_batch(_: Any, value: Any) -> bytes:
     ],
 )
 def test_requests_generated_from_the_document_never_break_anything(
-    gateway: Running, key: str, operation: Any, mode: Any, card: Card
+    gateway: Running, key: str, operation: Any, mode: Any, card: Card, examples: int
 ):
     n_tried = 0
 
-    @OFTEN
+    @settings(OFTEN, max_examples=examples)
     @given(case=operation.as_strategy(generation_mode=mode))
     def try_it(case: Any) -> None:
         nonlocal n_tried

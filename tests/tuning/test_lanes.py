@@ -180,7 +180,7 @@ def test_a_trial_whose_updates_stay_not_finite_fails(monkeypatch):
 def test_only_the_program_of_the_running_trials_has_memory_for_lanes(monkeypatch):
     monkeypatch.setattr("understudy.tuning.lanes._MAX_PROGRAMS", 2)
     lanes = lanes_of()
-    batches = (8, 16, 8, 32)
+    batches = (32, 8, 32)
     rewards = []
     for number, batch in enumerate(batches):
         (result,) = run_all(lanes, [trial(0, batch=batch, steps=40)]).values()
@@ -190,7 +190,9 @@ def test_only_the_program_of_the_running_trials_has_memory_for_lanes(monkeypatch
             [False, True] if number else [True]
         )
     assert rewards[0] == rewards[2]
-    assert list(lanes._programs) == [lanes.bucket(trial(0, batch=batch)) for batch in batches[2:]]
+    lanes.start(trial(0, batch=16))  # a third program, which is compiled in its first step
+    assert [program._ring is not None for program in lanes._programs.values()] == [False, True]
+    assert list(lanes._programs) == [lanes.bucket(trial(0, batch=batch)) for batch in (32, 16)]
 
 
 def test_buckets_differ_in_shapes_only():

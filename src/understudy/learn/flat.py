@@ -41,8 +41,11 @@ def first_weights(
     fresh = networks.init_weights(key, spec)
     for name, shape in spec.shapes().items():
         if start is not None and name in start and start[name].shape == shape:
-            fresh[name] = jnp.asarray(start[name])
-    return pack(spec, fresh)
+            fresh[name] = start[name]
+    if any(isinstance(array, jax.core.Tracer) for array in fresh.values()):
+        return pack(spec, fresh)
+    # By NumPy: JAX would compile an operation for the shape of each array.
+    return jnp.asarray(np.concatenate([np.ravel(fresh[name]) for name in spec.shapes()]))
 
 
 def decide(

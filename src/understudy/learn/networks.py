@@ -63,18 +63,19 @@ _ACTS: Mapping[str, Callable[[Any], jax.Array]] = {
 # --- Weights --------------------------------------------------------------------------------------
 
 
-def init_weights(key: jax.Array, spec: NetworkSpec) -> dict[str, jax.Array]:
+def init_weights(key: jax.Array, spec: NetworkSpec) -> dict[str, Any]:
     """Initial weights: orthogonal kernels, biases 0, scales 1, constants from the spec.
 
     NumPy draws them from the key's bits: compiling QR for each shape would take seconds at every
-    start. Traced keys use a callback, so that a lane starts with the same bits as a single run.
+    start. They are NumPy arrays, unless the key is traced: then a callback draws them, so that a
+    lane starts with the same bits as a single run.
     """
     bits = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     if not isinstance(bits, jax.core.Tracer):
-        return {name: jnp.asarray(array) for name, array in _drawn(bits, spec).items()}
+        return _drawn(bits, spec)
     shape_of: Any = jax.ShapeDtypeStruct
     results = {name: shape_of(shape, jnp.float32) for name, shape in spec.shapes().items()}
-    drawn: dict[str, jax.Array] = jax.pure_callback(
+    drawn: dict[str, Any] = jax.pure_callback(
         lambda bits: _drawn(bits, spec), results, bits, vmap_method="sequential"
     )
     return drawn
