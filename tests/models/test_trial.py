@@ -1,5 +1,6 @@
 """The draws of a trial have the stated probabilities, and each ticket is sealed and new."""
 
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -52,7 +53,8 @@ def test_without_a_control_all_draws_are_between_canary_and_champion(share):
         drawn(replace(TRIAL, share=share, control=0), 5_000),
     ):
         assert counts.keys() == {(7, share), (6, 1 - share)}
-        assert counts[7, share] == pytest.approx(5_000 * share, abs=180)
+        deviation = math.sqrt(5_000 * share * (1 - share))
+        assert counts[7, share] == pytest.approx(5_000 * share, abs=5 * deviation)
 
 
 def test_a_trial_needs_champion_and_canary():
