@@ -157,15 +157,12 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staged(folder: Path) -> Iterator[Stage]:
+def staged(folder: Path, learner: LearnerSection) -> Iterator[Stage]:
     config = Config(
         data=str(folder / "D"),
         gateway=GatewaySection(port=0),
         gate=GateSection(first_share=0.5),
-        # Short trainings of clones, again and again: each fault comes while the learner works.
-        learner=LearnerSection(
-            first_steps=300, bc_updates=256, growth=1.2, improve_with="bc", improve_steps=10**6
-        ),
+        learner=learner,
     )
     with Platform(config, on_state_change=lambda *_: None) as platform:
         stage = Stage(folder, platform)
@@ -186,12 +183,25 @@ def damage(path: Path) -> bytes:
     return good
 
 
+# Short trainings of clones, again and again: each fault comes while the learner works.
+CLONES = LearnerSection(
+    first_steps=300, bc_updates=256, growth=1.2, improve_with="bc", improve_steps=10**6
+)
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        pytest.param(CLONES, id="clones"),
+        pytest.param(LearnerSection(first_steps=300), id="default", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::understudy.client.session.RecordingWarning")
 def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_no_player_is_without_a_bot(
-    tmp_path: Path, card: Card, bar: Callable[[float], float]
+    tmp_path: Path, card: Card, bar: Callable[[float], float], learner: LearnerSection
 ) -> None:
     """Takes over 20 seconds: one platform learns a bot, then survives five faults."""
-    with staged(tmp_path) as stage:
+    with staged(tmp_path, learner) as stage:
         deployment = stage.deployment
         key, known = deployment.keys.create(["play"], registers=True, label="revoked later")
         revoked = stage.guest("revoked", key)

@@ -159,7 +159,7 @@ def test_workers_rejoin_after_partitions_loss_and_delay_and_no_step_counts_twice
     """20 s and more: leases that expire and packets that are late cannot be hurried."""
     slow = "train:tests.faults.slow_steps:Slow"
     settings = {"envs": 4, "actors": 2, "min_inserts": 200, "lease_s": 3.0, "keep_history": True}
-    settings["prioritised"] = False  # or the learner would load numba for two seconds
+    settings["prioritised"] = n_rounds > 1  # the learner would load numba for two seconds
     # A lease must outlast the join, whose policy takes several round trips of 0.4 s and more.
     rng = np.random.default_rng(seed)
     fired: Counter[str] = Counter()
@@ -320,7 +320,7 @@ def learn_under_kills(folder: Path, *, seed: int, every: int, max_kills: int) ->
     with processes(folder) as run:
         learner = run.start(*learner_words(f"127.0.0.1:{port}", "CartPole-v1", *more))
         run.wait_for_text(learner, "waiting for workers")
-        workers = [run.start(*worker_words(url)) for _ in range(2)]
+        workers = [run.start(*worker_words(url)) for _ in range(2 if max_kills == 3 else 4)]
         n_kills = 0
         while n_kills < 2:  # before the first evaluation, which may end the run
             run.wait_for_steps(learner, every)

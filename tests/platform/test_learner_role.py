@@ -310,6 +310,29 @@ def test_a_configured_centre_and_symmetry_stay(
     assert found == (used_centre, used_symmetry)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("centre", "symmetry", "used_centre", "used_symmetry"),
+    [
+        ("none", "none", "none", "none"),
+        ("obs 0", "rows 1,0,2,3", "obs 0", "rows 1,0,2,3"),
+        ("obs.map 0", "rows 1,0,2", "obs 1", "rows 1,0,2,3; columns"),
+    ],
+    ids=["none", "its own", "those of another game"],
+)
+def test_a_released_model_names_its_centre_and_symmetry(
+    quick_path: Path, centre: str, symmetry: str, used_centre: str, used_symmetry: str
+):
+    made = recording(DataFolder(quick_path), WALK)
+    made.store(walks(300))
+    settings = {"bc": SMALL | {"centre": centre, "symmetry": symmetry}}
+    with role_of(made, replace(ONLY_BC, settings=settings)) as role:
+        until_idle(role, WALK)
+    lineage = made.registry().catalogue("walk").models[1].lineage
+    assert f'centre = "{used_centre}"' in lineage.config["settings"]
+    assert f'symmetry = "{used_symmetry}' in lineage.config["settings"]
+
+
 def test_a_clone_of_the_best_episodes_is_released(quick_path: Path):
     made = recording(DataFolder(quick_path), WALK)
     made.store(walks(300))

@@ -330,9 +330,9 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
     name = leaf.name
     default = leaf.default
     limits = leaf.range
-    # Without NumPy there is no number of it; importing it takes a tenth of a second.
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.generic):
+    # Without NumPy there is no number of it; importing it takes a tenth of a second. While another
+    # thread imports it, it has no `generic` yet.
+    if isinstance(value, getattr(sys.modules.get("numpy"), "generic", ())):
         value = value.item()
     elif isinstance(value, list):
         value = tuple(value)

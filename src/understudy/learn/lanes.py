@@ -110,8 +110,11 @@ class LaneProgram:
 
     def start_all(self, seeds: Sequence[int], discounts: Sequence[float]) -> None:
         """Start a new run in every lane, as `start` would, in far less time for many lanes."""
-        if len(seeds) != self.plan.lanes:
-            raise ConfigError(f"{len(seeds)} seeds for {self.plan.lanes} lanes; give one for each")
+        if not len(seeds) == len(discounts) == self.plan.lanes:
+            raise ConfigError(
+                f"{len(seeds)} seeds and {len(discounts)} discounts for {self.plan.lanes} lanes; "
+                "give one of each for every lane"
+            )
         pairs = zip(seeds, discounts, strict=True)
         with _on_the_host():
             firsts = [self._first_state(seed=seed, discount=discount) for seed, discount in pairs]
