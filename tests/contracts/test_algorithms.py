@@ -41,6 +41,14 @@ class TestPpoOfContinuousActions(AlgorithmContract):
             PULL, PpoConfig(widths=(16,), rollout=8, envs=4, epochs=1, observation_norm=True)
         )
 
+    @pytest.mark.slow
+    def test_a_lane_equals_the_same_run_alone(self) -> None:
+        super().test_a_lane_equals_the_same_run_alone()
+
+    @pytest.mark.slow
+    def test_a_scan_of_updates_equals_single_updates(self) -> None:
+        super().test_a_scan_of_updates_equals_single_updates()
+
 
 class TestBc(AlgorithmContract):
     def make(self) -> Algorithm:
@@ -55,6 +63,14 @@ class TestBcOfContinuousActions(AlgorithmContract):
 
     def make(self) -> Algorithm:
         return Bc(PULL, BcConfig(widths=(64, 64), batch=64))
+
+    @pytest.mark.slow
+    def test_a_lane_equals_the_same_run_alone(self) -> None:
+        super().test_a_lane_equals_the_same_run_alone()
+
+    @pytest.mark.slow
+    def test_a_scan_of_updates_equals_single_updates(self) -> None:
+        super().test_a_scan_of_updates_equals_single_updates()
 
 
 class TestIql(AlgorithmContract):

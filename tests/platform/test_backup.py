@@ -1,6 +1,7 @@
 """Backup and restore: created while others write, verified byte by byte, rejected if damaged."""
 
 import json
+import shutil
 import signal
 import stat
 import subprocess
@@ -43,16 +44,32 @@ def play(data: Path, *, steps: int = 40) -> None:
         episode.end([0.0] * 6)
 
 
-@pytest.fixture
-def deployed(tmp_path: Path) -> DataFolder:
-    data = DataFolder(tmp_path / "D")
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder of a deployment with a model, a key and 40 stored steps."""
+    folder = tmp_path_factory.mktemp("deployed")
+    data = DataFolder(folder / "D")
     opened = open_deployment(data)
     opened.keys.create(["play"])
-    release_run(opened, a_run(tmp_path / "run"))
+    release_run(opened, a_run(folder / "run"))
     play(data.root)
     with IngestRole(data) as role:
         role.service.drain()
-    return data
+    return data.root
+
+
+@pytest.fixture
+def deployed(template: Path, tmp_path: Path) -> DataFolder:
+    shutil.copytree(template, tmp_path / "D")
+    return DataFolder(tmp_path / "D")
+
+
+@pytest.fixture(scope="module")
+def only_read(template: Path) -> Path:
+    """A backup that nothing may change."""
+    folder = template.with_name("B")
+    back_up(DataFolder(template), folder)
+    return folder
 
 
 def test_a_backup_is_restored_to_the_same_steps_models_and_keys(
@@ -272,19 +289,17 @@ def test_a_target_with_files_and_a_source_without_data_are_rejected(
     ],
 )
 def test_no_command_changes_a_backup(
-    deployed: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+    only_read: Path, capsys: pytest.CaptureFixture[str], command: str
 ):
-    back_up(deployed, tmp_path / "B")
-    assert run_command([*command.split(), "--data", str(tmp_path / "B")]) == 2
+    assert run_command([*command.split(), "--data", str(only_read)]) == 2
     assert "is a backup, which would be changed; restore it" in capsys.readouterr().err
-    assert verify_backup(tmp_path / "B").steps == 40
+    assert verify_backup(only_read).steps == 40
 
 
-def test_no_game_records_into_a_backup(deployed: DataFolder, tmp_path: Path):
-    back_up(deployed, tmp_path / "B")
+def test_no_game_records_into_a_backup(only_read: Path):
     with pytest.raises(ConfigError, match="is a backup, which would be changed; restore it"):
-        connect(spec=GAME, data=tmp_path / "B", consent="granted")
-    assert verify_backup(tmp_path / "B").steps == 40
+        connect(spec=GAME, data=only_read, consent="granted")
+    assert verify_backup(only_read).steps == 40
 
 
 def test_a_restore_that_fails_leaves_nothing_that_looks_like_a_deployment(

@@ -1,8 +1,7 @@
 """A learner stops when its copy of a remote store stops growing."""
 
+import io
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,9 +13,9 @@ import pytest
 from tests.simulation.recordings import recording
 from understudy.backends.data import DataFolder
 from understudy.core.errors import StorageFailed, Unreachable
-from understudy.platform.children import FAILED
+from understudy.platform.children import FAILED, run_role
 from understudy.platform.config import Config, StoreSection, write_config
-from understudy.platform.learner_process import WindowFiller, learn
+from understudy.platform.learner_process import WindowFiller, learn, main
 from understudy.ports import Cursor, Tail
 from understudy.release.game_training import LearnerServiceConfig
 from understudy.stores.view import StoreView
@@ -91,7 +90,9 @@ def test_a_store_that_is_unreachable_for_a_while_is_reported_and_retried(tmp_pat
         assert not stop.is_set()
 
 
-def test_a_store_that_is_down_at_the_start_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_a_store_that_is_down_at_the_start_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("cassandra")
     with socket.socket() as nobody:  # bound and not listening: connections are refused
         nobody.bind(("127.0.0.1", 0))
@@ -100,17 +101,10 @@ def test_a_store_that_is_down_at_the_start_is_reported_in_one_line(tmp_path: Pat
         url = f"cassandra://127.0.0.1:{nobody.getsockname()[1]}/games?credentials={credentials}&retry_s=1"
         config = tmp_path / "config.json"
         write_config(Config(data=str(tmp_path / "D"), store=StoreSection(url=url)), config)
-        command = [
-            sys.executable,
-            "-m",
-            "understudy.platform.learner_process",
-            str(tmp_path / "D"),
-            str(config),
-        ]
-        done = subprocess.run(
-            command, input="", capture_output=True, text=True, timeout=120, check=False
-        )
-    assert done.returncode == FAILED
-    assert done.stderr.count("\n") == 1
-    assert "127.0.0.1" in done.stderr
-    assert "Traceback" not in done.stderr
+        monkeypatch.setattr("sys.argv", ["learner", str(tmp_path / "D"), str(config)])
+        monkeypatch.setattr("sys.stdin", io.StringIO())
+        assert run_role(main) == FAILED
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "127.0.0.1" in errors
+    assert "Traceback" not in errors
