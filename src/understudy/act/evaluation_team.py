@@ -17,8 +17,10 @@ from understudy.nn.policy import Policy
 class EvaluationTeam:
     """Processes that play the episodes of evaluations at the same time.
 
-    Each episode is played from its own seed, so any number of processes returns what one does. A
-    process that is lost is replaced, and its part of the episodes is played again.
+    Each episode is played from its own seed, so any number of processes returns what one does with
+    as many envs as each of them. With another number of envs, NumPy may round continuous actions
+    otherwise in their last bits. A process that is lost is replaced, and its part of the episodes
+    is played again.
     """
 
     def __init__(self, plan: TeamPlan) -> None:
@@ -36,7 +38,7 @@ class EvaluationTeam:
     def evaluate(
         self, policy: Policy, *, seeds: Sequence[int], max_steps: int = MAX_STEPS
     ) -> Evaluated:
-        """Play one episode per seed; returns the same as `understudy.act.evaluate.evaluate`."""
+        """Play one episode per seed, as `understudy.act.evaluate.evaluate` does."""
         encoded = policy.encode()
         n = min(len(self._parts), len(seeds))
         # Every n-th seed, so that parts differ by one episode at most.
