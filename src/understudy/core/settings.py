@@ -332,7 +332,8 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
     limits = leaf.range
     # Without NumPy there is no number of it; importing it takes a tenth of a second. While another
     # thread imports it, it has no `generic` yet.
-    if isinstance(value, getattr(sys.modules.get("numpy"), "generic", ())):
+    numpy_number: Any = getattr(sys.modules.get("numpy"), "generic", ())
+    if isinstance(value, numpy_number):
         value = value.item()
     elif isinstance(value, list):
         value = tuple(value)
