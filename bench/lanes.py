@@ -93,7 +93,12 @@ def main() -> int:
     parser.add_argument("--counts", default=usual)
     parser.add_argument("--within", type=float, default=WITHIN_S)
     options, others = parser.parse_known_args()
-    counts = [int(word) for word in options.counts.split(",")]
+    words = options.counts.split(",")
+    if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+        sys.exit(f"--counts is {options.counts!r}; give numbers of lanes, such as 1,32")
+    if not options.within > 0:  # also for NaN
+        sys.exit(f"--within is {options.within:g}; give seconds, such as {WITHIN_S:g}")
+    counts = [int(word) for word in words]
     bench = Bench(ends_s=time.monotonic() + options.within, is_cpu=is_cpu)
     # Those of the gate's program first, then the largest, in case that time runs out.
     counts.sort(key=lambda lanes: (lanes != bench.gate_lanes, -lanes))

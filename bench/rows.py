@@ -16,6 +16,8 @@ def read_rows(path: Path, run_of: Callable[[Row], object]) -> list[dict[str, Any
     """The rows of a result, if there is one; `run_of` raises KeyError for rows of another form."""
     if not path.parent.is_dir():
         raise UnderstudyError(f"the folder {path.parent} does not exist; create it, or pass --out")
+    if path.is_dir():
+        raise UnderstudyError(f"{path} is a folder; pass a file in it, such as {path / 'out.json'}")
     if not path.exists():
         return []
     try:

@@ -122,7 +122,8 @@ def core_pairs(at_once: int) -> list[list[int]]:
         return [[] for _ in range(at_once)]
     cores = sorted(os.sched_getaffinity(0))
     if not 1 <= at_once <= max(1, len(cores) // CORES):
-        sys.exit(f"--at-once is {at_once}, and there are {len(cores)} cores; give 1 for each two")
+        limit = max(1, len(cores) // CORES)
+        sys.exit(f"--at-once is {at_once}, and there are {len(cores)} cores; give 1 to {limit}")
     return [cores[CORES * number : CORES * (number + 1)] for number in range(at_once)]
 
 

@@ -31,7 +31,7 @@ from understudy.core.log import FileLock
 from understudy.core.watch import FolderWatch
 from understudy.testing.clock import ManualClock
 from understudy.tuning.journal import NAME, Journal, Row, create_journal, table
-from understudy.tuning.result import load_study
+from understudy.tuning.result import StudyResult, load_study
 from understudy.tuning.study import (
     SlotEnded,
     Study,
@@ -297,11 +297,56 @@ def test_a_study_ends_when_its_time_is_over_and_a_resume_keeps_its_table(tmp_pat
     result = load_study(folder)
     assert result.ended == "its 60 seconds are over"
     assert result.best == rows[0]
+    assert result.why_no_best == ""
     journal = (folder / NAME).read_bytes()
     assert rows_of(config, folder, clock=clock) == rows
     assert (folder / NAME).read_bytes() == journal
     with pytest.raises(ConfigError, match="has ended: its 60 seconds are over; start another"):
         tune(out=folder, resume=True, trials=20)
+
+
+def test_the_time_of_an_interrupted_trial_counts(tmp_path: Path):
+    folder = tmp_path / "s"
+    config = study(folder, max_seconds=60.0, search=SearchConfig(lag=3))
+    held = replace(config.trainable, path="tests.tuning.test_study:Held")
+    config = replace(config, trainable=held)
+    create_journal(folder / NAME, study=config.to_json(), versions={})
+    clock = ManualClock()
+    events: list[StudyEvent] = []
+    Held.released.clear()
+    for number in (1, 2):
+        with (
+            closing(Journal(folder / NAME)) as journal,
+            closing(
+                Study(
+                    config,
+                    journal,
+                    ThreadSlots(0),
+                    num_slots=1,
+                    clock=clock,
+                    on_event=events.append,
+                )
+            ) as running,
+        ):
+            while sum(isinstance(event, Report) for event in events) < number:
+                running.step()
+            clock.advance(20.0)
+            running.step()
+            assert journal.state.used_s == 20.0 * number
+            Held.released.set()  # or the slot would not end
+        Held.released.clear()
+        clock.advance(1_000.0)
+    with closing(Journal(folder / NAME)) as journal:
+        assert journal.state.rows()[1:] == []
+
+
+def test_a_study_without_a_trial_in_time_says_what_to_do(tmp_path: Path):
+    config = study(tmp_path / "s", max_seconds=60.0)
+    result = StudyResult(tmp_path / "s", config, [], "its 60 seconds are over", max_trials=9)
+    assert result.why_no_best == (
+        "no trial ended within 60 s; start another study with more max_seconds"
+    )
+    assert replace(result, ended="").why_no_best == ""
 
 
 def test_a_trainable_that_cannot_be_created_leaves_no_folder(tmp_path: Path):

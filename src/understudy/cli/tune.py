@@ -550,8 +550,8 @@ def _print(out: Console, result: StudyResult) -> None:
     is_running = is_locked(result.folder / LOCK)
     lines = [_status(result, len(best), is_running=is_running)]
     lines += [f"[yellow]note[/] {warning}" for warning in result.warnings]
-    if result.trials and not best:
-        lines.append("no trial can be the best: each one failed, or is outside a constraint")
+    if why := result.why_no_best:
+        lines.append(why)
     if result.test is not None:
         out.print(_held_out_table(result.test.finalists))
         lines[:0] = map(escape, result.test.summary)

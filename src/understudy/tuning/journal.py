@@ -2,6 +2,7 @@
 
     created    the study, its id and the versions of packages
     opened     a process runs the study from here on; only if its time is limited
+    ran        it still does; every second, or less often if the limit is long
     asked      a trial: values and seed
     leased     a slot starts the trial, from its beginning; a deadline if it has one
     report     an intermediate value of the trial
@@ -11,11 +12,11 @@
     ended      no further trial is asked, and why; if its time is over, trials without a result
                stay so
 
-The events opened, leased, lost and finished have `at_s`, seconds since 1970, but not in journals
-of earlier versions. Each line has its number and a checksum. The process that appends holds the
-study's lock. A line that a kill or power cut left unfinished is cut off when the study is resumed:
-at worst it repeats a trial, which has the same result. Damage in front of a readable line is an
-error.
+The events opened, ran, leased, lost and finished have `at_s`, seconds since 1970, but not in
+journals of earlier versions. Each line has its number and a checksum. The process that appends
+holds the study's lock. A line that a kill or power cut left unfinished is cut off when the study is
+resumed: at worst it repeats a trial, which has the same result. Damage in front of a readable line
+is an error.
 """
 
 import json
@@ -112,7 +113,7 @@ class StudyState:
             case "ended":
                 self.ended = event["why"]
                 self.is_out_of_time = event.get("is_out_of_time", False)
-            case "opened":
+            case "opened" | "ran":
                 pass
             case kind:
                 self._apply_to_trial(self.records[event["trial_no"]], kind, event)

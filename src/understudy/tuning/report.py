@@ -139,8 +139,8 @@ def _summary(result: StudyResult) -> list[str]:
         if result.test is not None:
             estimate = result.tested.estimate
             lines[-1] += f", {interval_text(estimate)} on held-out seeds" if estimate else ""
-    elif result.trials:
-        lines.append("no trial can be the best: each one failed, or is outside a constraint")
+    elif why := result.why_no_best:
+        lines.append(why)
     states = [row.result.state for row in result.trials]
     counts = [f"{states.count(state)} {state}" for state in ("stopped", "failed")]
     planned = len(states) if result.ended else result.max_trials

@@ -189,6 +189,18 @@ class StudyResult:
         return next(iter(rows[is_beaten:]), None)
 
     @property
+    def why_no_best(self) -> str:
+        """Why no trial that has ended is the best, and what to do; else empty."""
+        if self.best is not None:
+            return ""
+        seconds = self.config.max_seconds
+        if self.ended and seconds and all(row.result.state == "stopped" for row in self.trials):
+            return f"no trial ended within {seconds:g} s; start another study with more max_seconds"
+        if self.trials:
+            return "no trial can be the best: each one failed, or is outside a constraint"
+        return ""
+
+    @property
     def tested(self) -> Finalist:
         """The best trial on held-out seeds; ConfigError if it was not trained on them."""
         best = self.best

@@ -163,12 +163,15 @@ class Study:
         self._sync_at_s = -math.inf
         self._ends_at_s = math.inf
         """On the monotonic clock, as `_sync_at_s`."""
+        self._note_at_s = math.inf
+        """When the journal notes that the time of a limited study goes by."""
         self.is_stopped = False
         """An event's receiver returned Stop."""
         self._restore()
         if config.max_seconds and not self._state.is_over:
             self._ends_at_s = self._clock.monotonic() + config.max_seconds - self._state.used_s
             journal.append("opened", at_s=self._now_s())
+            self._note_at_s = self._clock.monotonic() + self._note_every_s
 
     def _restore(self) -> None:
         """Repeat what the searcher was asked and told before."""
@@ -195,6 +198,11 @@ class Study:
         return max(0, trial_no - self._config.search.lag + 1)
 
     @property
+    def _note_every_s(self) -> float:
+        """At most so much of the time is forgotten by a kill; a journal has at most 1,000 notes."""
+        return max(1.0, self._config.max_seconds / 1_000)
+
+    @property
     def limit_s(self) -> float:
         """Seconds until the study ends at the latest; infinite without a limit."""
         return max(0.0, self._ends_at_s - self._clock.monotonic())
@@ -210,6 +218,9 @@ class Study:
         """Ask for trials, start them, and handle what slots send; whether the study goes on."""
         if self._clock.monotonic() >= self._ends_at_s and not self._state.is_over:
             self._end_in_time()
+        elif self._clock.monotonic() >= self._note_at_s:
+            self._journal.append("ran", at_s=self._now_s())
+            self._note_at_s = self._clock.monotonic() + self._note_every_s
         while self._ask():
             pass
         is_idle = not self._waiting and not any(open_slot.running for open_slot in self._open)
@@ -377,7 +388,7 @@ class Study:
 
     def _wait_s(self) -> float | None:
         deadlines = [at for open_slot in self._open for at in open_slot.running.values()]
-        deadlines.append(self._ends_at_s)
+        deadlines += [self._ends_at_s, self._note_at_s]
         if not self._journal.is_synced:
             deadlines.append(self._sync_at_s)
         first = min(deadlines, default=math.inf)
