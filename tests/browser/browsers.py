@@ -293,6 +293,7 @@ def open_tab(
     """Open the page for a first visit, without a service worker unless one is allowed."""
     how = {"service_workers": "block", **how}
     page = browser.new_page(**how) if own_context else browser.page(**how)
+    page.goto("about:blank")  # late messages of the visit before arrive before this returns
     tab = Tab(page)
 
     def on_console(message: Any) -> None:

@@ -189,7 +189,7 @@ def test_withdrawing_consent_during_a_serve_stops_recording_at_once(
 def test_consent_withdrawn_in_another_tab_takes_effect_at_once(
     browser: Browser, rally: PagePlatform
 ):
-    with open_tab(browser, rally.address) as tab:
+    with open_tab(browser, rally.address, own_context=True) as tab:
         tab.page.wait_for_selector("#state[data-state=connected]")
         tab.page.click("#start")
         wait_for(lambda: tab.data("recording") == "true")

@@ -107,7 +107,7 @@ def test_all_lanes_started_at_once_equal_lanes_started_one_by_one():
             program.run(rounds_of(slice(None)), np.ones(LANES, np.bool_))
     for lane in range(LANES):
         check_equal(one.state(lane), other.state(lane))
-    with pytest.raises(ConfigError, match="2 seeds for 3 lanes"):
+    with pytest.raises(ConfigError, match="2 seeds and 2 discounts for 3 lanes"):
         other.start_all([1, 2], [0.9, 0.9])
 
 

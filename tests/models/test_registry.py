@@ -196,7 +196,7 @@ def _release_many(folder: Path, owner: int, count: int) -> None:
         ours.release(policy(1000 * owner + number), LINEAGE, epoch=epoch)
 
 
-@sizes("count", short=12, full=50)
+@sizes("count", short=30, full=50)
 def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_numbers(
     tmp_path: Path, card: Card, count: int
 ):
