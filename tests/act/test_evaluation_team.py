@@ -41,7 +41,7 @@ def test_pooled_returns_equal_those_of_one_process(env, num_processes):
     with contextlib.closing(EvaluationTeam(plan)) as team:
         for policy_no in range(2):
             policy = random_policy(plan.game, kind, seed=policy_no)
-            # As many envs as each process: NumPy may round products of other batch sizes otherwise.
+            # As many envs as in each process: NumPy may round other batch sizes differently.
             alone = evaluate(policy, make_envs(env, 4), seeds=SEEDS, max_steps=30)
             pooled = team.evaluate(policy, seeds=SEEDS, max_steps=30)
             assert pooled.returns.tobytes() == alone.returns.tobytes()

@@ -268,11 +268,16 @@ class Held(Quadratic):
         return super().run(trial, report)
 
 
+def held_study(folder: Path) -> StudyConfig:
+    Held.released.clear()
+    config = study(folder, max_seconds=60.0, search=SearchConfig(lag=3))
+    trainable = replace(config.trainable, path="tests.tuning.test_study:Held")
+    return replace(config, trainable=trainable)
+
+
 def test_a_study_ends_when_its_time_is_over_and_a_resume_keeps_its_table(tmp_path: Path):
     folder = tmp_path / "s"
-    config = study(folder, max_seconds=60.0, search=SearchConfig(lag=3))
-    held = replace(config.trainable, path="tests.tuning.test_study:Held")
-    config = replace(config, trainable=held)
+    config = held_study(folder)
     clock = ManualClock()
 
     def on_event(event: StudyEvent) -> object:
@@ -286,7 +291,6 @@ def test_a_study_ends_when_its_time_is_over_and_a_resume_keeps_its_table(tmp_pat
                 Held.released.set()  # its result comes too late
         return None
 
-    Held.released.clear()
     rows = rows_of(config, folder, clock=clock, on_event=on_event)
     assert [row.result.state for row in rows] == ["done"]
     clock.advance(1_000.0)  # no process runs the study
@@ -307,13 +311,10 @@ def test_a_study_ends_when_its_time_is_over_and_a_resume_keeps_its_table(tmp_pat
 
 def test_the_time_of_an_interrupted_trial_counts(tmp_path: Path):
     folder = tmp_path / "s"
-    config = study(folder, max_seconds=60.0, search=SearchConfig(lag=3))
-    held = replace(config.trainable, path="tests.tuning.test_study:Held")
-    config = replace(config, trainable=held)
+    config = held_study(folder)
     create_journal(folder / NAME, study=config.to_json(), versions={})
     clock = ManualClock()
     events: list[StudyEvent] = []
-    Held.released.clear()
     for number in (1, 2):
         with (
             closing(Journal(folder / NAME)) as journal,
@@ -344,7 +345,7 @@ def test_a_study_without_a_trial_in_time_says_what_to_do(tmp_path: Path):
     config = study(tmp_path / "s", max_seconds=60.0)
     result = StudyResult(tmp_path / "s", config, [], "its 60 seconds are over", max_trials=9)
     assert result.why_no_best == (
-        "no trial ended within 60 s; start another study with more max_seconds"
+        "no trial ended within 60 s; start another study with a larger max_seconds, or without one"
     )
     assert replace(result, ended="").why_no_best == ""
 

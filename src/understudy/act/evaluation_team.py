@@ -17,10 +17,10 @@ from understudy.nn.policy import Policy
 class EvaluationTeam:
     """Processes that play the episodes of evaluations at the same time.
 
-    Each episode is played from its own seed, so any number of processes returns what one does with
-    as many envs as each of them. With another number of envs, NumPy may round continuous actions
-    otherwise in their last bits. A process that is lost is replaced, and its part of the episodes
-    is played again.
+    Each episode is played from its own seed, so the number of processes changes no result. The
+    number of envs in a process may: on some processors, NumPy rounds the last bits of a product
+    differently for another batch size. A process that is lost is replaced, and its part of the
+    episodes is played again.
     """
 
     def __init__(self, plan: TeamPlan) -> None:

@@ -330,10 +330,10 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
     name = leaf.name
     default = leaf.default
     limits = leaf.range
-    # Without NumPy there is no number of it; importing it takes a tenth of a second. While another
-    # thread imports it, it has no `generic` yet.
-    numpy_number: Any = getattr(sys.modules.get("numpy"), "generic", ())
-    if isinstance(value, numpy_number):
+    # Importing NumPy takes a tenth of a second. While it is not imported, no value is of its types;
+    # while another thread imports it, `generic` may be missing.
+    numpy_scalar: Any = getattr(sys.modules.get("numpy"), "generic", ())
+    if isinstance(value, numpy_scalar):
         value = value.item()
     elif isinstance(value, list):
         value = tuple(value)

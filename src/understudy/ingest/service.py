@@ -570,7 +570,7 @@ class IngestService:
 def _is_past(read: Read, began_s: float, began_at_s: float, now_s: float) -> bool:
     """Whether everything was read that existed at this monotonic and this wall-clock time.
 
-    A record with a time after `now_s` was written by a clock that was wrong: it shows nothing.
+    A record with a time after `now_s` was written while the clock was wrong, so it proves nothing.
     """
     if not read.records:
         return True

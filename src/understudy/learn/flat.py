@@ -44,7 +44,7 @@ def first_weights(
             fresh[name] = start[name]
     if any(isinstance(array, jax.core.Tracer) for array in fresh.values()):
         return pack(spec, fresh)
-    # By NumPy: JAX would compile an operation for the shape of each array.
+    # NumPy packs them: JAX would compile an operation for the shape of each array.
     return jnp.asarray(np.concatenate([np.ravel(fresh[name]) for name in spec.shapes()]))
 
 

@@ -46,10 +46,10 @@ class LanePlan:
     max_rounds: int = 256
     """Rounds in one compiled call, at most."""
     updates: int | None = None
-    """Updates of each round, at most; None: unknown.
+    """Updates of each round, at most; None: each round says how many.
 
-    With a number, the lengths of all loops are compiled in, once for each number of rounds in a
-    call: a GPU then does not wait for the host before each round and each update.
+    A number compiles the lengths of all loops in, once for each number of rounds in a call, so that
+    a GPU does not wait for the host before each round and each update.
     """
 
 
@@ -109,7 +109,7 @@ class LaneProgram:
         self._state = _put(self._state, lane, first)
 
     def start_all(self, seeds: Sequence[int], discounts: Sequence[float]) -> None:
-        """Start a new run in every lane, as `start` would, in far less time for many lanes."""
+        """Start a new run in every lane: the same as `start` for each, and much faster."""
         if not len(seeds) == len(discounts) == self.plan.lanes:
             raise ConfigError(
                 f"{len(seeds)} seeds and {len(discounts)} discounts for {self.plan.lanes} lanes; "
@@ -139,7 +139,7 @@ class LaneProgram:
         self._state, self._ring = self._call(self._state, self._ring, rounds, count, is_active)
 
     def wait(self) -> None:
-        """Return when the rounds are played; `run` may return before."""
+        """Wait until the rounds are played; `run` may return before that."""
         jax.block_until_ready((self._state, self._ring))
 
     def state(self, lane: int) -> LaneState:
@@ -186,7 +186,7 @@ _FIRST_STREAM = 1
 
 
 def _on_the_host() -> contextlib.AbstractContextManager[Any]:
-    """In it, arrays are the CPU's, unless JAX_PLATFORMS leaves it out."""
+    """A block whose arrays are created on the CPU, unless JAX_PLATFORMS excludes the CPU."""
     try:
         host = jax.local_devices(backend="cpu")[0]
     except RuntimeError:

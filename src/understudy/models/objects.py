@@ -92,10 +92,10 @@ class FolderObjects:
         root = self._folder / check_object_name(prefix)
         names: list[str] = []
         for folder, _, files in os.walk(root):
-            place = Path(folder).relative_to(self._folder).as_posix()
+            parent = Path(folder).relative_to(self._folder).as_posix()
             for file in files:
                 with contextlib.suppress(Refused):  # files of other programs
-                    names.append(check_object_name(f"{place}/{file}"))
+                    names.append(check_object_name(f"{parent}/{file}"))
         return sorted(names)
 
     def delete(self, name: str) -> None:

@@ -2,7 +2,7 @@
 
     created    the study, its id and the versions of packages
     opened     a process runs the study from here on; only if its time is limited
-    ran        it still does; every second, or less often if the limit is long
+    ran        that process still runs; every second, or less often if the limit is long
     asked      a trial: values and seed
     leased     a slot starts the trial, from its beginning; a deadline if it has one
     report     an intermediate value of the trial
@@ -10,7 +10,7 @@
     finished   the result of the trial, without its reports
     extended   max_trials is another number
     ended      no further trial is asked, and why; if its time is over, trials without a result
-               stay so
+               get none
 
 The events opened, ran, leased, lost and finished have `at_s`, seconds since 1970, but not in
 journals of earlier versions. Each line has its number and a checksum. The process that appends
@@ -85,7 +85,7 @@ class StudyState:
         self.ended = ""
         """Why no further trial is asked; empty if the study goes on."""
         self.is_out_of_time = False
-        """The study has ended, and trials without a result stay so."""
+        """The study has ended, and trials without a result get none."""
         self.used_s = 0.0
         """Seconds in which processes ran the study, if its time is limited."""
         self._seen_s = math.inf
@@ -150,7 +150,7 @@ class StudyState:
 
     @property
     def is_over(self) -> bool:
-        """Whether the study has ended, and none of its trials is still to run."""
+        """Whether the study has ended, and no trial is left to run."""
         all_ran = all(record.result for record in self.records)
         return bool(self.ended) and (self.is_out_of_time or all_ran)
 

@@ -190,12 +190,15 @@ class StudyResult:
 
     @property
     def why_no_best(self) -> str:
-        """Why no trial that has ended is the best, and what to do; else empty."""
+        """Why no trial that has ended is the best, and what to do; empty if one is."""
         if self.best is not None:
             return ""
         seconds = self.config.max_seconds
         if self.ended and seconds and all(row.result.state == "stopped" for row in self.trials):
-            return f"no trial ended within {seconds:g} s; start another study with more max_seconds"
+            return (
+                f"no trial ended within {seconds:g} s; start another study with a larger "
+                "max_seconds, or without one"
+            )
         if self.trials:
             return "no trial can be the best: each one failed, or is outside a constraint"
         return ""

@@ -164,7 +164,7 @@ class Study:
         self._ends_at_s = math.inf
         """On the monotonic clock, as `_sync_at_s`."""
         self._note_at_s = math.inf
-        """When the journal notes that the time of a limited study goes by."""
+        """When the journal next notes that this process still runs, if the time is limited."""
         self.is_stopped = False
         """An event's receiver returned Stop."""
         self._restore()
@@ -199,7 +199,7 @@ class Study:
 
     @property
     def _note_every_s(self) -> float:
-        """At most so much of the time is forgotten by a kill; a journal has at most 1,000 notes."""
+        """A kill forgets at most so much of the used time; a journal has at most 1,000 notes."""
         return max(1.0, self._config.max_seconds / 1_000)
 
     @property
@@ -215,9 +215,9 @@ class Study:
             pass
 
     def step(self) -> bool:
-        """Ask for trials, start them, and handle what slots send; whether the study goes on."""
+        """Ask for trials, start them, and handle what slots send; False after the last step."""
         if self._clock.monotonic() >= self._ends_at_s and not self._state.is_over:
-            self._end_in_time()
+            self._end_out_of_time()
         elif self._clock.monotonic() >= self._note_at_s:
             self._journal.append("ran", at_s=self._now_s())
             self._note_at_s = self._clock.monotonic() + self._note_every_s
@@ -280,8 +280,8 @@ class Study:
         self._journal.append("ended", why=why)
         return False
 
-    def _end_in_time(self) -> None:
-        """End the study; a running trial keeps its last report, and one without has no result."""
+    def _end_out_of_time(self) -> None:
+        """End the study; the result of a running trial is its last report, if there is one."""
         for trial_no in sorted(no for open_slot in self._open for no in open_slot.running):
             if reports := self._state.records[trial_no].reports:
                 leases = reversed(self._state.leases)

@@ -162,7 +162,7 @@ class StudyConfig:
     max_seconds: float = setting(
         0.0, 0.0, 1e9, "seconds of the search, after which its running trials end; 0: no limit"
     )
-    """Of the processes that run it: time between a kill and a resume does not count."""
+    """Counted while a process runs the study: time between a kill and a resume does not count."""
     seed: int = setting(0, 0, (1 << 32) - 1, "the seed of the search and of all trials")
     search: SearchConfig = SearchConfig()
     stopping: StoppingConfig = StoppingConfig()
@@ -253,9 +253,9 @@ def rliable_results(
 
 
 _ALIASES = {"return": "reward"}
-_LIMITED = ("max_trials", "max_seconds", "seed")
-"""The study's own settings that have a range."""
-_NAMES = ("name", "folder", "metric", "criteria", *_LIMITED, "rdd")
+_NUMBERS = ("max_trials", "max_seconds", "seed")
+"""The settings of the study itself that are numbers."""
+_NAMES = ("name", "folder", "metric", "criteria", *_NUMBERS, "rdd")
 
 
 def with_settings(study: StudyConfig, overrides: Mapping[str, Any]) -> StudyConfig:
@@ -279,7 +279,7 @@ def with_settings(study: StudyConfig, overrides: Mapping[str, Any]) -> StudyConf
             part: _part(kind, parts[part], getattr(study, part), where=part)
             for part, kind in PARTS.items()
         },
-        **_own_settings({name: own[name] for name in _LIMITED if name in own}),
+        **_own_settings({name: own[name] for name in _NUMBERS if name in own}),
         name=text(own.get("name", study.name), "name"),
     )
     if "folder" in own:
@@ -355,7 +355,7 @@ def _checked(leaf: Leaf, value: Any) -> Any:
 
 
 def _own_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The checked values of settings in `_LIMITED`."""
+    """The checked values of settings in `_NUMBERS`."""
     fields = {field.name: field for field in dataclasses.fields(StudyConfig)}
     return {
         name: check_value(Leaf(name, fields[name].default, fields[name].metadata["range"]), value)
@@ -545,7 +545,7 @@ def _from_toml(path: Path) -> StudyConfig:
         constraints=tuple(
             _constraint(metric, bounds) for metric, bounds in fields.get("constraints", {}).items()
         ),
-        **_own_settings({key: own[key] for key in _LIMITED if key in own}),
+        **_own_settings({key: own[key] for key in _NUMBERS if key in own}),
         **{
             part: _part(kind, fields.get(part, {}), kind(), where=part)
             for part, kind in PARTS.items()

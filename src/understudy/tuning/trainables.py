@@ -272,9 +272,12 @@ class CustomTrainable:
         config = self._config
         model = self._create(mdl_file, trial)
         with contextlib.ExitStack() as opened:
+            environment = config["environment"]
             data, test_data = [
-                opened.enter_context(_data(config["environment"], seed=seed, sc=self._sc))
-                for seed in (partial(_env_seed, trial, 0), partial(_env_seed, trial, 1))
+                opened.enter_context(
+                    _data(environment, seed=partial(_env_seed, trial, number), sc=self._sc)
+                )
+                for number in range(2)
             ]
             both = (data, test_data) if _accepts(model.train, 2) else (data,)
             _call(model, "train", *both)
@@ -406,7 +409,8 @@ def _data(environment: str, *, seed: Callable[[], int], sc: Any) -> Iterator[Any
 
 
 def _env_seed(trial: Trial, number: int) -> int:
-    import numpy as np  # only for an env: importing it takes a tenth of a second
+    """A seed of the trial; rows need none, and importing NumPy takes a tenth of a second."""
+    import numpy as np
 
     return int(np.random.SeedSequence(trial.seed).generate_state(2)[number])
 

@@ -210,7 +210,7 @@ def _run(
             if state.is_out_of_time:
                 raise ConfigError(
                     f"trials is {trials}, but the study in {folder} has ended: {state.ended}; "
-                    "start another one, with larger max_seconds, or without"
+                    "start another study with a larger max_seconds, or without one"
                 )
             if trials < max(1, len(state.records)):
                 raise ConfigError(
