@@ -8,13 +8,13 @@
     python bench/candidates.py --quick           20 s of play, 50 episodes, 1 seed; writes nothing
                                                  unless --out is given
 
-A run is the loop of `understudy demo` with its settings and embedded backends. It only does not
-end when an improvement is proven. Afterwards, all champions and the last ten candidates play 1,000
-episodes in the game itself, the same ones for each: rally against a scripted opponent. Bots play
-as they do for clients; `greedy_mean` is the mean return of their best actions, which the demo
-shows. A run misses if one of these ten was promoted although its mean return is below that of the
-champion it replaced by more than 1.96 standard errors of the difference. A second call measures
-only what is missing: runs of other commits are measured again unless --keep is given.
+A run is the loop of `understudy demo` with its settings and embedded backends, except that it does
+not end when an improvement is proven. Afterwards, all champions and the last ten candidates play
+the same 1,000 episodes in the game itself; in rally, the opponent is scripted. Bots play as they do
+for clients; `greedy_mean` is the mean return of their best actions, which the demo shows. A run
+misses if one of these ten was promoted although its mean return is below that of the champion that
+it replaced by more than 1.96 standard errors of the difference. A second call measures only what is
+missing: runs of other commits are measured again unless --keep is given.
 """
 
 import argparse
@@ -75,14 +75,14 @@ QUICK_PLAY_S = 20.0
 EPISODES = 1_000
 QUICK_EPISODES = 50
 JUDGED = 10
-"""So many of the last candidates are judged."""
+"""The number of last candidates that are judged."""
 _CHILD = "child"
 _REPORT_EVERY_S = 0.5
 _TICK_S = 0.1
 _STOP_S = 30.0
 
 
-class Run(NamedTuple):
+class LoopRun(NamedTuple):
     """What identifies a row."""
 
     game: str
@@ -118,7 +118,7 @@ def main() -> int:
     play_s = options.seconds or (QUICK_PLAY_S if options.quick else PLAY_S)
     episodes = QUICK_EPISODES if options.quick else EPISODES
     games = (options.game,) if options.game else GAMES
-    asked = [Run(game, seed, play_s, episodes) for game in games for seed in seeds]
+    asked = [LoopRun(game, seed, play_s, episodes) for game in games for seed in seeds]
     for run in asked:
         loop_config(run)  # raises ConfigError before anything is measured
     out = options.out or (None if options.quick else RESULT)
@@ -151,18 +151,18 @@ class Result:
             write_rows(self.out, self.rows)
 
 
-def run_of(row: Mapping[str, Any]) -> Run:
-    return Run(row["game"], row["seed"], row["play_s"], row["episodes"])
+def run_of(row: Mapping[str, Any]) -> LoopRun:
+    return LoopRun(row["game"], row["seed"], row["play_s"], row["episodes"])
 
 
-def _name(run: Run) -> str:
+def _name(run: LoopRun) -> str:
     return f"{run.game} seed {run.seed}"
 
 
-def _measure(runs: Sequence[Run], result: Result, *, parallel: int) -> int:
+def _measure(runs: Sequence[LoopRun], result: Result, *, parallel: int) -> int:
     """Measure runs in processes of their own; return how many failed."""
     waiting = list(runs)
-    children: dict[Run, tuple[Child, TaskID]] = {}
+    children: dict[LoopRun, tuple[Child, TaskID]] = {}
     n_failed = 0
     with (
         Interrupts(hurry=kill_children),
@@ -250,14 +250,14 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
 # --- One run --------------------------------------------------------------------------------------
 
 
-def loop_config(run: Run) -> LoopConfig:
+def loop_config(run: LoopRun) -> LoopConfig:
     """The demo's settings, except for the length."""
     return LoopConfig(
         env_id=run.game, max_seconds=run.play_s, min_seconds=run.play_s, seed=run.seed
     )
 
 
-def run_loop(run: Run, *, folder: Path, show: Callable[[float, str], None]) -> dict[str, Any]:
+def run_loop(run: LoopRun, *, folder: Path, show: Callable[[float, str], None]) -> dict[str, Any]:
     """Play one loop, then measure its last candidates; `show` is called with the seconds played."""
     code = commit()
     began_s = time.monotonic()
@@ -377,7 +377,7 @@ def _n_ended(data: DataFolder) -> int:
         )
 
 
-def run_child(run: Run, folder: Path) -> None:
+def run_child(run: LoopRun, folder: Path) -> None:
     """Measure one run in this process, and report its progress and its row to the parent."""
     stop = stop_with_parent()
     due_s = 0.0
@@ -401,7 +401,7 @@ def run_child(run: Run, folder: Path) -> None:
 if __name__ == "__main__":
     try:
         if sys.argv[1:2] == [_CHILD]:
-            run_child(Run(*json.loads(sys.argv[2])), Path(sys.argv[3]))
+            run_child(LoopRun(*json.loads(sys.argv[2])), Path(sys.argv[3]))
         else:
             sys.exit(main())
     except UnderstudyError as error:

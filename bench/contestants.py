@@ -22,8 +22,6 @@ ENVIRONMENTS = ROOT / "bench" / ".peers"
 REQUIREMENTS = ROOT / "bench" / "against"
 READY_S = 300.0
 LINE_S = 900.0
-PEERS = "UNDERSTUDY_PEERS"
-"""`here`: peers run in this process's environment, and nothing is installed."""
 _THREADS = ("OMP", "OPENBLAS", "MKL", "NUMBA", "RAYON", "VECLIB_MAXIMUM")
 
 
@@ -50,8 +48,8 @@ class Contestant:
 
 
 def are_peers_here() -> bool:
-    """Whether peers run in this process's environment, as on a machine without a network."""
-    return os.environ.get(PEERS) == "here"
+    """Whether peers run in this process's environment, as on a machine that installs nothing."""
+    return os.environ.get("UNDERSTUDY_PEERS") == "here"
 
 
 def python_of(environment: str) -> Path:

@@ -14,8 +14,8 @@ on the device; the time includes the host's part of each call, but neither compi
 start of the lanes, which are notes.
 
 Gate: 256 lanes (8 on a CPU) are trained for all 4,000 iterations. The greedy policy of each then
-plays 20 episodes in NumPy, and the best quarter must reach a mean return of 150. All weights are
-finite, and no update was skipped.
+plays 20 episodes in NumPy, and the best quarter must reach a mean return of 150. All weights
+must be finite, and so must the last updates.
 
 On a GPU, 256 lanes are measured a second time, as studies run them: the host then decides before
 each round and each update whether there is another one.
@@ -100,12 +100,12 @@ def main() -> int:
         sys.exit(f"--within is {options.within:g}; give seconds, such as {WITHIN_S:g}")
     counts = [int(word) for word in words]
     bench = Bench(ends_s=time.monotonic() + options.within, is_cpu=is_cpu)
-    # Those of the gate's program first, then the largest, in case that time runs out.
+    # The gate's program first, which is compiled; then the largest, in case time runs out.
     counts.sort(key=lambda lanes: (lanes != bench.gate_lanes, -lanes))
     parts: dict[str, Callable[[Path, Size, Findings], None]] = {"gate": bench.gate}
-    parts |= {f"{lanes} lanes": partial(bench.count, lanes=lanes) for lanes in counts}
+    parts |= {f"{lanes} lanes": partial(bench.measure, lanes=lanes) for lanes in counts}
     if not is_cpu and GATE_LANES in counts:
-        parts["as studies"] = partial(bench.count, lanes=GATE_LANES, is_as_studies=True)
+        parts["as studies"] = partial(bench.measure, lanes=GATE_LANES, is_as_studies=True)
     return run_once(
         "lanes", about=__doc__, sizes=SIZES, parts=parts, arguments=others, saves_each_part=True
     )
@@ -114,8 +114,8 @@ def main() -> int:
 # --- Lanes of E1 ----------------------------------------------------------------------------------
 
 
-class E1Lanes:
-    """E1's trials in all lanes of one program."""
+class TimedLanes:
+    """Trials of E1 in all lanes of one program; calls play rounds in all of them."""
 
     def __init__(self, lanes: int, size: Size, *, is_fixed: bool) -> None:
         self.lanes = lanes
@@ -224,7 +224,7 @@ class Bench:
     measured: list[tuple[int, Figure]] = field(default_factory=list)
     last_s: float = 0.0
     """How long the last number of lanes took, with its compilation."""
-    known: E1Lanes | None = None
+    known: TimedLanes | None = None
     """The gate's lanes, whose program is compiled."""
     compile_s: float = 0.0
     """Of the gate's program."""
@@ -237,7 +237,7 @@ class Bench:
         """Train whole trials and play their policies."""
         findings.notes.append(about_device())
         is_small = size.name == "tiny"
-        lanes = E1Lanes(2 if is_small else self.gate_lanes, size, is_fixed=not self.is_cpu)
+        lanes = TimedLanes(2 if is_small else self.gate_lanes, size, is_fixed=not self.is_cpu)
         lanes.start(seed=0)
         began_s = time.perf_counter()
         took_s = []
@@ -266,7 +266,7 @@ class Bench:
         self.known = lanes
         self.last_s = self.compile_s + size.seconds
 
-    def count(
+    def measure(
         self, _: Path, size: Size, findings: Findings, *, lanes: int, is_as_studies: bool = False
     ) -> None:
         """Time one number of lanes."""
@@ -278,7 +278,9 @@ class Bench:
             findings.skipped.append(f"{name}: there was no time left")
             return
         try:
-            rates, checks, is_known = self._timed(size, findings, name, lanes, is_as_studies)
+            rates, checks, is_known = self._timed(
+                size, findings, name=name, n_lanes=lanes, is_as_studies=is_as_studies
+            )
         except jax.errors.JaxRuntimeError as error:  # such as too little memory
             findings.skipped.append(f"{name}: {str(error).splitlines()[0][:300]}")
             print(findings.skipped[-1], flush=True)
@@ -291,13 +293,13 @@ class Bench:
             self.last_s = time.monotonic() - began_s
 
     def _timed(
-        self, size: Size, findings: Findings, name: str, n_lanes: int, is_as_studies: bool
+        self, size: Size, findings: Findings, *, name: str, n_lanes: int, is_as_studies: bool
     ) -> tuple[list[float], list[tuple[str, bool]], bool]:
-        """Rates of rounds of calls, what else must hold, and whether it was compiled before."""
+        """The rate of each round, what else must hold, and whether it was compiled before."""
         known = self.known
         is_known = known is not None and known.lanes == n_lanes and not is_as_studies
         is_fixed = not self.is_cpu and not is_as_studies
-        lanes = known if known and is_known else E1Lanes(n_lanes, size, is_fixed=is_fixed)
+        lanes = known if known and is_known else TimedLanes(n_lanes, size, is_fixed=is_fixed)
         began_s = time.perf_counter()
         lanes.start(seed=1)
         start_s = time.perf_counter() - began_s
@@ -329,7 +331,7 @@ class Bench:
         return rates, checks, is_known
 
 
-def seconds_of(lanes: E1Lanes, calls: int) -> float:
+def seconds_of(lanes: TimedLanes, calls: int) -> float:
     """How long so many calls take."""
     began_s = time.perf_counter()
     for _ in range(calls):
@@ -338,7 +340,7 @@ def seconds_of(lanes: E1Lanes, calls: int) -> float:
     return time.perf_counter() - began_s
 
 
-def checks_of(lanes: E1Lanes, policies: Sequence[Policy]) -> list[tuple[str, bool]]:
+def checks_of(lanes: TimedLanes, policies: Sequence[Policy]) -> list[tuple[str, bool]]:
     arrays = [array for policy in policies for array in policy.weights.values()]
     return [
         ("all weights are finite", all(bool(np.isfinite(array).all()) for array in arrays)),

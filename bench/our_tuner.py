@@ -1,4 +1,4 @@
-"""Our side of bench/tune_quality.py: a study of a fixed time in lanes, and its winner again."""
+"""Our side of bench/tune_quality.py: a study of fixed time in lanes, and its winner again."""
 
 import os
 import tempfile
@@ -16,12 +16,14 @@ from understudy.tuning.trial import Values
 from understudy.tuning.tune import tune
 
 AHEAD = 96
-"""So many trials are chosen before their results are known: several for each lane and program."""
-FRESH = 1_000_000
-"""Added to the seed of a study: seeds of trainings that no search uses."""
+"""Trials that are chosen before their results are known: several for each lane and program."""
+HELD_OUT = 1_000_000
+"""Added to the seed of a study: no search uses the seeds of the trainings of its winner."""
 
 
 def search_and_train_again(_: Link, request: dict[str, Any]) -> Round:
+    """Rounds of E2, with the same request and answer as those of the peers in tuners.py."""
+
     def run() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             # Each study compiles from scratch, and its two processes share what they compiled.
@@ -43,15 +45,14 @@ def search_and_train_again(_: Link, request: dict[str, Any]) -> Round:
 
 def search(folder: Path, request: dict[str, Any]) -> StudyResult:
     study = e1.study_of(folder / "search", size_of(request), seed=request["seed"])
-    seconds = request["began_s"] + request["seconds"] - time.time()
-    return tune(
-        replace(study, max_seconds=seconds, search=SearchConfig(lag=AHEAD, test_seeds=0)),
-    )
+    left_s = request["began_s"] + request["seconds"] - time.time()
+    search_config = SearchConfig(lag=AHEAD, test_seeds=0)
+    return tune(replace(study, max_seconds=left_s, search=search_config))
 
 
 def train_again(folder: Path, request: dict[str, Any], values: Values) -> list[float]:
-    """The mean return of policies that were trained with these settings and other seeds."""
-    study = e1.study_of(folder / "again", size_of(request), seed=FRESH + request["seed"])
+    """The mean return of each policy that is trained with these settings and held-out seeds."""
+    study = e1.study_of(folder / "again", size_of(request), seed=HELD_OUT + request["seed"])
     config = study.trainable.config
     settings = {**config["settings"], "test_episodes": request["episodes"]}
     result = tune(

@@ -1,4 +1,4 @@
-"""Result files of a row for each run, so that a second call measures only the missing runs."""
+"""Result files with a row for each run, so that a second call measures only the missing runs."""
 
 import json
 import os
@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 
 
 def read_rows(path: Path, run_of: Callable[[Row], object]) -> list[dict[str, Any]]:
-    """The rows of a result, if there is one; `run_of` raises KeyError for rows of another form."""
+    """The rows of a result file, if it exists; `run_of` raises KeyError for rows of other files."""
     if not path.parent.is_dir():
         raise UnderstudyError(f"the folder {path.parent} does not exist; create it, or pass --out")
     if path.is_dir():
@@ -33,7 +33,7 @@ def read_rows(path: Path, run_of: Callable[[Row], object]) -> list[dict[str, Any
 
 
 def kept_rows(rows: Sequence[Row], *, every: bool) -> list[Row]:
-    """The rows that are not measured again: those of the checked-out commit, or every one."""
+    """The rows that are not measured again: those of the checked-out commit, or all of them."""
     here = commit()
     is_known = here != "unknown" and not here.endswith("(changed)")
     return [row for row in rows if every or (is_known and row["commit"] == here)]

@@ -3,7 +3,7 @@
     python bench/tune_quality.py            about an hour on two cores; writes
                                             bench/results/tune-quality.json
     python bench/tune_quality.py --quick    20 s and 2 studies; writes nothing unless --out is given
-    --at-once N                             so many studies at once, each on two cores of its own
+    --at-once N                             N studies at once, each on two cores of its own
 
 E2: the game, algorithm and space of E1 (bench/tune.py), 10 studies of 60 s with each system. The
 60 s begin before the study's first process starts, and include imports and compilations, with an
@@ -117,7 +117,7 @@ def main() -> int:
 
 
 def core_pairs(at_once: int) -> list[list[int]]:
-    """The cores of each of so many studies; empty lists where processes cannot be bound."""
+    """The cores of each study; empty lists on systems that cannot bind a process to cores."""
     if not hasattr(os, "sched_getaffinity"):
         return [[] for _ in range(at_once)]
     cores = sorted(os.sched_getaffinity(0))
@@ -130,8 +130,8 @@ def core_pairs(at_once: int) -> list[list[int]]:
 # --- Studies --------------------------------------------------------------------------------------
 
 
-class Study(NamedTuple):
-    """What one study of a system came to."""
+class StudyOutcome(NamedTuple):
+    """The outcome of one study of a system."""
 
     score: float
     """The mean return of the winner's policies; 0 without a winner."""
@@ -156,12 +156,12 @@ def e2(folder: Path, size: Size, findings: Findings, *, pairs: Sequence[Sequence
         if pair := free.get():
             os.sched_setaffinity(threading.get_native_id(), pair)
 
-    def measured(job: tuple[str, int]) -> Study | None:
+    def measured(job: tuple[str, int]) -> StudyOutcome | None:
         name, number = job
         if name in skipped:
             return None
         try:
-            study = study_of(name, systems[name], size, number)
+            study = study_of(name, systems[name], size=size, number=number)
         except ContestantError as error:
             if name == OURS:
                 raise
@@ -179,7 +179,8 @@ def e2(folder: Path, size: Size, findings: Findings, *, pairs: Sequence[Sequence
     with ThreadPoolExecutor(len(pairs), initializer=bind) as pool:
         studies = list(pool.map(measured, jobs))
     findings.skipped += [f"{name}: {why}" for name, why in skipped.items()]
-    by_system: dict[str, list[Study]] = {name: [] for name in systems if name not in skipped}
+    findings.notes.append(f"studies at once: {len(pairs)}")
+    by_system: dict[str, list[StudyOutcome]] = {name: [] for name in systems if name not in skipped}
     for (name, _), study in zip(jobs, studies, strict=True):
         if name in by_system and study is not None:
             by_system[name].append(study)
@@ -200,7 +201,7 @@ def prepare(name: str, skipped: dict[str, str]) -> None:
         skipped[name] = str(error)
 
 
-def study_of(name: str, do: Mapping[str, str], size: Size, number: int) -> Study:
+def study_of(name: str, do: Mapping[str, str], *, size: Size, number: int) -> StudyOutcome:
     """One study: the search, then the trainings of its winner."""
     request = {
         **do,
@@ -220,7 +221,7 @@ def study_of(name: str, do: Mapping[str, str], size: Size, number: int) -> Study
     ended = [(at_s, value) for at_s, value in answer["ended"] if at_s <= size.seconds]
     reached = [at_s for at_s, value in ended if value >= REACHED]
     scores = answer["scores"]
-    return Study(
+    return StudyOutcome(
         score=float(np.mean(scores)) if scores else 0.0,
         reached_s=min(reached, default=size.seconds),
         n_trials=len(ended),
@@ -232,14 +233,14 @@ def study_of(name: str, do: Mapping[str, str], size: Size, number: int) -> Study
 # --- The comparison -------------------------------------------------------------------------------
 
 
-def merit(study: Study, seconds: float) -> float:
+def merit(study: StudyOutcome, seconds: float) -> float:
     """The score; at the cap, more than any score below, and the more the earlier it was reached."""
     if study.score < LIMITED - NEAR:
         return study.score
     return LIMITED + 1.0 - study.reached_s / seconds
 
 
-def report(by_system: Mapping[str, Sequence[Study]], size: Size, findings: Findings) -> None:
+def report(by_system: Mapping[str, Sequence[StudyOutcome]], size: Size, findings: Findings) -> None:
     """The figures of each system, and how ours compares with the others."""
     ours = by_system[OURS]
     our_gate = gate_of(OURS, ours, size)
@@ -262,7 +263,8 @@ def report(by_system: Mapping[str, Sequence[Study]], size: Size, findings: Findi
         findings.notes.append(f"{name}: {studies[0].versions}")
         if name == OURS:
             continue
-        findings.figures += improvement(name, ours, studies, size, all_passed(our_gate, gate))
+        gate = all_passed(our_gate, gate)
+        findings.figures += improvement(ours, studies, peer=name, size=size, gate=gate)
         findings.ratios.append(
             Ratio(
                 name="E2: time to reach the cap",
@@ -270,14 +272,19 @@ def report(by_system: Mapping[str, Sequence[Study]], size: Size, findings: Findi
                 unit="s",
                 ours=[study.reached_s for study in ours],
                 theirs=[study.reached_s for study in studies],
-                gate=all_passed(our_gate, gate),
+                gate=gate,
                 more_is_better=False,
             )
         )
 
 
 def improvement(
-    peer: str, ours: Sequence[Study], theirs: Sequence[Study], size: Size, gate: Gate
+    ours: Sequence[StudyOutcome],
+    theirs: Sequence[StudyOutcome],
+    *,
+    peer: str,
+    size: Size,
+    gate: Gate,
 ) -> list[Figure]:
     """The probability that a study of ours is better, and its interval, if there are enough."""
     our_merits = [merit(study, size.seconds) for study in ours]
@@ -303,7 +310,7 @@ def improvement(
     ]
 
 
-def gate_of(name: str, studies: Sequence[Study], size: Size) -> Gate:
+def gate_of(name: str, studies: Sequence[StudyOutcome], size: Size) -> Gate:
     are_whole = all(study.n_winner_seeds == size.seeds for study in studies)
     return all_of(
         (f"{name}: {size.studies} studies", len(studies) == size.studies),

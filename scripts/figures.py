@@ -331,13 +331,17 @@ def _players(result: dict[str, Any]) -> str:
 def _candidates(result: dict[str, Any]) -> str:
     """A line for each game, with all of its seeds."""
     days, commits = _origin(result["rows"])
+    episodes = max(row["episodes"] for row in result["rows"])
     runs: dict[tuple[str, float], list[dict[str, Any]]] = {}
     for row in result["rows"]:
         runs.setdefault((row["game"], row["play_s"]), []).append(row)
     lines = [
         f"Late candidates (`bench/candidates.py`, {days}, at {commits}; the demo's loop, played",
         "ten times as long; goal: of the last ten candidates none is promoted whose mean return",
-        "over 1,000 episodes is below that of the champion before it by more than the error):",
+        (
+            f"over {episodes:,} episodes is below that of the champion before it by more than the "
+            "error):"
+        ),
         "",
         (
             "| game | seconds of play | candidates, by seed | promoted | last ten: promoted "

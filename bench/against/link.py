@@ -47,7 +47,8 @@ def serve(
     run = work[request["do"]](link, request)
     versions = {}
     for name in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # it is not needed
+        # A package of another peer may be missing in an environment that was not installed for all.
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     link.say(says="ready", versions=versions)
     while link.hear() is not None:

@@ -20,11 +20,11 @@ STEPS_LIMIT = 200
 EVALUATION_EPISODES = 20
 TRIAL_SEEDS = 100_000
 """Of a study at most: trials of different studies share no seed."""
-FRESH = 1_000_000_000
-"""Added to a seed: seeds of trainings that no search uses."""
+HELD_OUT = 1_000_000_000
+"""Added to seeds: no search uses those of the trainings of its winner."""
 
 
-class Ended(NamedTuple):
+class EndedTrial(NamedTuple):
     """A trial that was trained to its end."""
 
     end_s: float
@@ -33,7 +33,7 @@ class Ended(NamedTuple):
     values: dict[str, Any]
 
 
-Search = Callable[[dict[str, Any]], list[Ended]]
+Search = Callable[[dict[str, Any]], list[EndedTrial]]
 
 
 def train_and_evaluate(
@@ -75,32 +75,32 @@ def train_and_evaluate(
 
 
 def rounds_of(search: Search, request: dict[str, Any]) -> Round:
-    """Rounds of E2 if the request has a time, or else of E1."""
+    """Rounds of E2 if the request limits the time, and of E1 otherwise."""
 
-    def a_number_of_trials() -> dict[str, Any]:
+    def search_all_trials() -> dict[str, Any]:
         began_s = time.perf_counter()
         ended = search(request)
         wall_s = time.perf_counter() - began_s
         return {"wall_s": wall_s, "returns": [trial.value for trial in ended]}
 
-    def a_time() -> dict[str, Any]:
-        ended = [trial for trial in search(request) if trial.end_s <= end_s(request)]
+    def search_in_time() -> dict[str, Any]:
+        ended = [trial for trial in search(request) if trial.end_s <= deadline_s(request)]
         winner = max(ended, key=lambda trial: trial.value, default=None)
         return {
             "ended": [(trial.end_s - request["began_s"], trial.value) for trial in ended],
             "scores": [] if winner is None else train_again(winner.values, request),
         }
 
-    return a_time if "seconds" in request else a_number_of_trials
+    return search_in_time if "seconds" in request else search_all_trials
 
 
-def end_s(request: dict[str, Any]) -> float:
+def deadline_s(request: dict[str, Any]) -> float:
     """When the search ends at the latest, in seconds since 1970."""
     return float(request["began_s"] + request["seconds"]) if "seconds" in request else math.inf
 
 
 def train_again(values: dict[str, Any], request: dict[str, Any]) -> list[float]:
-    """The mean return of policies that were trained with these settings and other seeds."""
+    """The mean return of each policy that is trained with these settings and held-out seeds."""
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
         runs = [
             pool.apply_async(
@@ -108,7 +108,7 @@ def train_again(values: dict[str, Any], request: dict[str, Any]) -> list[float]:
                 (values,),
                 {
                     "iterations": request["iterations"],
-                    "seed": FRESH + request["seed"] * request["seeds"] + number,
+                    "seed": HELD_OUT + request["seed"] * request["seeds"] + number,
                     "episodes": request["episodes"],
                 },
             )
@@ -120,7 +120,7 @@ def train_again(values: dict[str, Any], request: dict[str, Any]) -> list[float]:
 # --- Optuna: processes that share a study in a journal --------------------------------------------
 
 
-def take_part_with_optuna(path: str, request: dict[str, Any], number: int) -> None:
+def join_optuna_study(path: str, request: dict[str, Any], number: int) -> None:
     """A process of the study: its share of the trials."""
     import optuna
 
@@ -155,7 +155,7 @@ def _storage(path: str) -> Any:
     return JournalStorage(JournalFileBackend(path))
 
 
-def search_with_optuna(request: dict[str, Any]) -> list[Ended]:
+def search_with_optuna(request: dict[str, Any]) -> list[EndedTrial]:
     import optuna
 
     with tempfile.TemporaryDirectory() as folder:
@@ -163,19 +163,19 @@ def search_with_optuna(request: dict[str, Any]) -> list[Ended]:
         study = optuna.create_study(study_name="E1", storage=_storage(path), direction="maximize")
         context = multiprocessing.get_context("spawn")
         processes = [
-            context.Process(target=take_part_with_optuna, args=(path, request, number))
+            context.Process(target=join_optuna_study, args=(path, request, number))
             for number in range(PROCESSES)
         ]
         for process in processes:
             process.start()
         for process in processes:
-            left_s = end_s(request) - time.time()
+            left_s = deadline_s(request) - time.time()
             process.join(max(0.0, left_s) if math.isfinite(left_s) else None)
         for process in processes:
             process.terminate()
             process.join()
         return [
-            Ended(trial.datetime_complete.timestamp(), trial.value, trial.params)
+            EndedTrial(trial.datetime_complete.timestamp(), trial.value, trial.params)
             for trial in study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
             if trial.datetime_complete is not None and trial.value is not None
         ]
@@ -191,7 +191,7 @@ def with_optuna(_: Link, request: dict[str, Any]) -> Round:
 # --- Ray Tune -------------------------------------------------------------------------------------
 
 
-def search_with_ray(request: dict[str, Any]) -> list[Ended]:
+def search_with_ray(request: dict[str, Any]) -> list[EndedTrial]:
     import ray
     from ray import tune
     from ray.tune.search.basic_variant import BasicVariantGenerator
@@ -203,7 +203,7 @@ def search_with_ray(request: dict[str, Any]) -> list[Ended]:
     with tempfile.TemporaryDirectory() as folder:
         ray.init(num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False)
         try:
-            left_s = end_s(request) - time.time()
+            left_s = deadline_s(request) - time.time()
             tuner = tune.Tuner(
                 trial,
                 param_space={
@@ -223,7 +223,7 @@ def search_with_ray(request: dict[str, Any]) -> list[Ended]:
                 run_config=tune.RunConfig(storage_path=folder, verbose=0),
             )
             return [
-                Ended(result.metrics["end_s"], result.metrics["reward"], result.config)
+                EndedTrial(result.metrics["end_s"], result.metrics["reward"], result.config)
                 for result in tuner.fit()
                 if result.error is None and "reward" in (result.metrics or {})
             ]
@@ -232,7 +232,7 @@ def search_with_ray(request: dict[str, Any]) -> list[Ended]:
 
 
 def with_ray(_: Link, request: dict[str, Any]) -> Round:
-    import ray  # noqa: F401  if it is missing, this is said before any clock starts
+    import ray  # noqa: F401  a missing package is an error before any clock starts
 
     return rounds_of(search_with_ray, request)
 

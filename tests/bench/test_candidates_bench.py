@@ -1,6 +1,7 @@
 """bench/candidates.py: which promotions are judged, what misses, and which runs are kept."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from bench import candidates
 from bench.candidates import (
     JUDGED,
     RESULT,
-    Run,
+    LoopRun,
     champions_of,
     loop_config,
     main,
@@ -32,7 +33,7 @@ def models_of(*means: float, standard_error: float = 0.1) -> list[dict[str, Any]
 
 
 def row_of(**changes: Any) -> dict[str, Any]:
-    run = Run("rally", 0, candidates.PLAY_S, candidates.EPISODES)
+    run = LoopRun("rally", 0, candidates.PLAY_S, candidates.EPISODES)
     row = {**run._asdict(), "commit": "an earlier one", "champions": [1], "promotions": []}
     unmeasured = {"model": 2, "algorithm": "dqn", "verdict": "reject: worse"}
     row |= {"models": [*models_of(0.0), unmeasured], "n_candidates": 2, "n_judged": 1}
@@ -85,7 +86,7 @@ def test_lost_steps_and_a_loop_without_a_champion_are_missed() -> None:
 
 
 def test_the_loop_is_that_of_the_demo_and_does_not_end_early() -> None:
-    config = loop_config(Run("CartPole-v1", 3, 400.0, 1_000))
+    config = loop_config(LoopRun("CartPole-v1", 3, 400.0, 1_000))
     assert config == LoopConfig(env_id="CartPole-v1", seed=3, max_seconds=400.0, min_seconds=400.0)
 
 
@@ -124,6 +125,23 @@ def test_a_run_of_another_commit_is_measured_again_and_one_that_fails_is_reporte
     assert run_main(monkeypatch, "--seed", "1", *arguments) == 1
     assert "rally seed 1 failed: the disk is full" in capsys.readouterr().err
     assert json.loads(out.read_text())["rows"] == [row_of(commit="this one"), row_of(seed=1)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_loop_is_played_and_its_models_are_measured(tmp_path: Path) -> None:
+    out = tmp_path / "candidates.json"
+    command = [sys.executable, candidates.__file__, "--quick", "--game", "rally"]
+    ran = subprocess.run([*command, "--seconds", "40", "--out", out], check=False, timeout=550)
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["stored_steps"] >= row["acked_steps"] > 0
+    assert row["lost_steps"] == row["duplicate_steps"] == 0
+    assert row["n_episodes"] > 0
+    measured = [model["model"] for model in row["models"] if "greedy_mean" in model]
+    assert {*row["champions"]} <= {*measured}
+    assert len(measured) >= row["n_judged"] > 0
+    assert row["missed"] == misses(row)
+    assert ran.returncode == bool(row["missed"])
 
 
 @pytest.mark.parametrize(

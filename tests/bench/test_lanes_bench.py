@@ -28,6 +28,6 @@ def test_a_tiny_run_reports_every_count(tmp_path: Path):
 def test_a_count_without_time_is_named(tmp_path: Path):
     findings = Findings()
     bench = Bench(ends_s=0.0, is_cpu=True)
-    bench.count(tmp_path, SIZES["tiny"], findings, lanes=2)
+    bench.measure(tmp_path, SIZES["tiny"], findings, lanes=2)
     assert findings.figures == []
     assert findings.skipped == ["2 lanes: there was no time left"]

@@ -223,7 +223,7 @@ SMALL = LearnerSection(
     ranking_updates=128,
     settings=("bc.widths = [64, 64]", "iql.widths = [64, 64]"),
 )
-"""Fewer and shorter trainings of small networks, which take most of the minutes otherwise."""
+"""Fewer and shorter trainings of small networks: with the defaults, they take most of the time."""
 
 
 @pytest.mark.timeout(3_600)

@@ -10,7 +10,7 @@ import pytest
 
 from bench.contestants import python_of
 from bench.figures import Findings
-from bench.tune_quality import OURS, SIZES, Study, core_pairs, merit, report
+from bench.tune_quality import OURS, SIZES, StudyOutcome, core_pairs, merit, report
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,8 +30,10 @@ def test_a_tiny_run_searches_and_trains_the_winner_again(tmp_path: Path):
     assert values["E2: understudy: held-out return of the winner"][0] > 0
 
 
-def study(score: float, reached_s: float) -> Study:
-    return Study(score=score, reached_s=reached_s, n_trials=9, n_winner_seeds=10, versions="x 1")
+def study(score: float, reached_s: float) -> StudyOutcome:
+    return StudyOutcome(
+        score=score, reached_s=reached_s, n_trials=9, n_winner_seeds=10, versions="x 1"
+    )
 
 
 def test_scores_count_below_the_cap_and_times_at_it():
