@@ -8,7 +8,7 @@ pytest-dev/pytest-xdist#1386.)
 from typing import Any
 
 TOGETHER = {
-    # One browser at a time: a match runs in real time, also on a small machine.
+    # One browser at a time: the clock drives a match, also on a small machine.
     "tests/browser/": "browser",
     # Each server is started once by the worker whose tests use it most, and may be killed there.
     "tests/integration/test_spark": "spark",

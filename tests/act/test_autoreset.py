@@ -156,9 +156,9 @@ def test_thousands_of_steps_equal_those_of_a_plain_loop(
 ):
     actor, game = actor_of(vector(mode, length=length, has_masks=has_masks))
     policy = random_policy(game, "epsilon_greedy")
-    sizes = rounds(n_steps)
+    lengths = rounds(n_steps)
     collected = [
-        actor.collect(policy, n, round_no=number, explore=0.5) for number, n in enumerate(sizes)
+        actor.collect(policy, n, round_no=number, explore=0.5) for number, n in enumerate(lengths)
     ]
     recorded = 0
     for env in range(NUM_ENVS):
@@ -174,7 +174,7 @@ def test_thousands_of_steps_equal_those_of_a_plain_loop(
         recorded += len(steps)
         # NEXT_STEP spends one step of the vector env on each reset; it is not recorded.
         spent = len(ended) if mode is AutoresetMode.NEXT_STEP else 0
-        assert len(steps) + spent - sum(sizes) in (0, 1)
+        assert len(steps) + spent - sum(lengths) in (0, 1)
     assert sum(part.env_steps for part in collected) == recorded
 
 

@@ -1,4 +1,4 @@
-// Serves live models to the client, valid and forged, and prints which bot plays after each; for each line of its input.
+// For each line of input: serves live models to the client, valid and forged, and prints which bot plays after each.
 import { createInterface } from "node:readline";
 import { checkSigned, connect } from "../../clients/js/understudy.js";
 import { storage } from "./storage.mjs";

@@ -50,8 +50,8 @@ def run_script(script: str, request: Any = None, *, timeout_s: float = 120.0) ->
     return json.loads(done.stdout)
 
 
-class Server:
-    """A script of this folder that answers every line of JSON with one; ends with the block.
+class NodeServer:
+    """A script of this folder that answers each line of JSON with one, until the block ends.
 
     Starting Node costs more than most requests.
     """
@@ -73,7 +73,7 @@ class Server:
         assert answer, "the script failed; see its errors above"
         return json.loads(answer)
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> "NodeServer":
         return self
 
     def __exit__(self, *_: object) -> None:

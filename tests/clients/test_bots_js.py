@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.client.platforms import SIGNER, Platform, constant_policy
-from tests.clients.nodes import Server, needs_node
+from tests.clients.nodes import NodeServer, needs_node
 from tests.clients.test_policies_js import CASES, policy_of
 from understudy.core.signed import Signer, public_key_text
 from understudy.core.tensors import DTYPES
@@ -26,13 +26,13 @@ pytestmark = needs_node
 OTHER = Signer(bytes(range(1, 33)))
 SPEC = game_spec("my-game", obs=2, actions=["up", "stay", "down"])
 TRUST = [public_key_text(SIGNER.public)]
-_servers: list[Server] = []
+_servers: list[NodeServer] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
 def node() -> Iterator[None]:
     """One Node for all tests."""
-    with Server("bots.mjs") as server:
+    with NodeServer("bots.mjs") as server:
         _servers.append(server)
         yield
     _servers.clear()

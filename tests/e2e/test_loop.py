@@ -26,12 +26,12 @@ def run(*arguments: str, timeout_s: float = 560.0) -> tuple[int, dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("game", "kill"),
-    [("rally", "learner"), pytest.param("CartPole-v1", "", marks=pytest.mark.slow)],
+    ("game", "players", "kill"),
+    [("rally", "2", "learner"), pytest.param("CartPole-v1", "8", "", marks=pytest.mark.slow)],
 )
 @pytest.mark.timeout(600)
 def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(
-    game: str, kill: str, tmp_path: Path, card: Card
+    game: str, players: str, kill: str, tmp_path: Path, card: Card
 ) -> None:
     """Takes more than 20 seconds: a bot learns until it is measurably better than the first one.
 
@@ -40,7 +40,7 @@ def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(
     picture = tmp_path / "demo.svg"
     killing = ["--kill", kill] if kill else []
     code, found, said = run(
-        *("--game", game, "--players", "2", "--check"),
+        *("--game", game, "--players", players, "--check"),
         *("--seconds", "480", "--svg", str(picture), *killing),
     )
     assert code == 0, said

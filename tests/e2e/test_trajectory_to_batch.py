@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.faults.profiles import property_of
 from tests.streams.memory import MemoryStream
 from understudy.algorithm import Batch, Decision, Feedback, Transitions
 from understudy.client.connect import ClientConfig, Game, connect
@@ -489,8 +488,18 @@ def check(
         np.testing.assert_array_equal(array, truth[at], err_msg=name)
 
 
-def record_and_draw(seed: int, *, n_step: int, stack: int, prioritised: bool, order: str) -> None:
-    """Record random games, and compare what a learner may draw with the true steps."""
+@property_of(
+    short=15,
+    full=100,
+    seed=st.integers(0, 2**32 - 1),
+    n_step=st.integers(1, 5),
+    stack=st.integers(1, 4),
+    prioritised=st.booleans(),
+    order=st.sampled_from(["as sent", "swapped", "shuffled"]),
+)
+def test_drawn_transitions_match_the_recorded_ones(
+    seed: int, n_step: int, stack: int, prioritised: bool, order: str
+) -> None:
     rng = np.random.default_rng(seed)
     clock = ManualClock()
     spec = some_spec(rng)
@@ -530,29 +539,3 @@ def record_and_draw(seed: int, *, n_step: int, stack: int, prioritised: bool, or
         played[0].heard.clear()
         look()
         followed.close()
-
-
-SETTINGS = {
-    "seed": st.integers(0, 2**32 - 1),
-    "n_step": st.integers(1, 5),
-    "stack": st.integers(1, 4),
-    "prioritised": st.booleans(),
-    "order": st.sampled_from(["as sent", "swapped", "shuffled"]),
-}
-
-
-@settings(max_examples=15)
-@given(**SETTINGS)
-def test_drawn_transitions_match_the_recorded_ones(
-    seed: int, n_step: int, stack: int, prioritised: bool, order: str
-) -> None:
-    record_and_draw(seed, n_step=n_step, stack=stack, prioritised=prioritised, order=order)
-
-
-@pytest.mark.slow
-@settings(max_examples=100)
-@given(**SETTINGS)
-def test_drawn_transitions_match_the_recorded_ones_in_more_games(
-    seed: int, n_step: int, stack: int, prioritised: bool, order: str
-) -> None:
-    record_and_draw(seed, n_step=n_step, stack=stack, prioritised=prioritised, order=order)

@@ -239,7 +239,7 @@ def test_bad_numbers_in_the_replays_ring(
 def test_bad_numbers_in_rollouts(
     watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, card: Card, steps: int
 ) -> None:
-    # 20 of 64 or 50 of 256, so that ten in a row do not happen.
+    # Few of the rollouts: ten bad ones in a row would restore a checkpoint.
     occasions = min(20 * steps // STEPS, OCCASIONS)
     bad = poison(among=steps // 64, seed=seed, occasions=occasions)
     draw = RolloutQueue.draw

@@ -26,7 +26,7 @@ from understudy.simulation.verify import verify
 
 HOUR_S = 3600.0
 EACH = (("kill", "gateway"), ("jump", ""), ("pause", "ingest"), ("kill", "ada"))
-"""The first faults: each kind; `stop` kills ingest. Those that follow are chosen at random."""
+"""The first faults, one of each kind; the next ones are random. `Stage.stop` kills ingest."""
 JUMPS_S = (-8 * HOUR_S, -0.5 * HOUR_S, 0.5 * HOUR_S, 8 * HOUR_S)
 """Within what sessions may be off; `bad_session_time` refuses the rest."""
 

@@ -187,7 +187,7 @@ def test_memory_stays_flat_over_many_sessions(
     early = steady_growth(memory[:half])
     late = steady_growth(memory[half:])
     shown = f"memory in MiB: {[one // MIB for one in memory]}"
-    # A leak is a share of each session; what else grows does not depend on their number.
+    # A leak grows with the number of sessions, so the limit does; other growth does not.
     assert late < MIB * min(8, 1 + sessions // 2_000), shown
     assert memory[-1] - memory[half] < 32 * MIB, shown
     note = f"memory {early / MIB:+.1f} MiB in the first half, {late / MIB:+.1f} MiB in the second"

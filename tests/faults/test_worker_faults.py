@@ -159,7 +159,7 @@ def test_workers_rejoin_after_partitions_loss_and_delay_and_no_step_counts_twice
     """20 s and more: leases that expire and packets that are late cannot be hurried."""
     slow = "train:tests.faults.slow_steps:Slow"
     settings = {"envs": 4, "actors": 2, "min_inserts": 200, "lease_s": 3.0, "keep_history": True}
-    settings["prioritised"] = n_rounds > 1  # the learner would load numba for two seconds
+    settings["prioritised"] = n_rounds > 1  # a prioritised learner loads numba, which takes 2 s
     # A lease must outlast the join, whose policy takes several round trips of 0.4 s and more.
     rng = np.random.default_rng(seed)
     fired: Counter[str] = Counter()
@@ -290,15 +290,14 @@ def rate_of(folder: Path, window_s: float) -> float:
 def test_cartpole_is_learned_while_workers_and_the_learner_are_killed(
     tmp_path: Path, card: Card, bar: Callable[[float], float], n_seeds: int
 ):
-    """20 s and more: a whole training, whose learner and workers start eight times."""
+    """20 s and more: a whole training, whose learner and workers start again after kills."""
     kills = 0
+    team = {"max_kills": 3, "n_workers": 2} if n_seeds == 1 else {"max_kills": 40, "n_workers": 4}
     returns_s = []
     for number in range(n_seeds):
         folder = tmp_path / str(number)
         folder.mkdir()
-        n_kills, return_s = learn_under_kills(
-            folder, seed=number, every=1_000, max_kills=3 if n_seeds == 1 else 40
-        )
+        n_kills, return_s = learn_under_kills(folder, seed=number, every=1_000, **team)
         kills += n_kills
         returns_s.append(return_s)
         assert return_s <= bar(10.0)
@@ -308,7 +307,9 @@ def test_cartpole_is_learned_while_workers_and_the_learner_are_killed(
               held=n_seeds, note=note)  # fmt: skip
 
 
-def learn_under_kills(folder: Path, *, seed: int, every: int, max_kills: int) -> tuple[int, float]:
+def learn_under_kills(
+    folder: Path, *, seed: int, every: int, max_kills: int, n_workers: int
+) -> tuple[int, float]:
     """Kill a worker after so many steps each time, at most `max_kills`, and the learner once.
 
     Returns the number of killed workers, and how long the first worker needed to go on after the
@@ -320,7 +321,7 @@ def learn_under_kills(folder: Path, *, seed: int, every: int, max_kills: int) ->
     with processes(folder) as run:
         learner = run.start(*learner_words(f"127.0.0.1:{port}", "CartPole-v1", *more))
         run.wait_for_text(learner, "waiting for workers")
-        workers = [run.start(*worker_words(url)) for _ in range(2 if max_kills == 3 else 4)]
+        workers = [run.start(*worker_words(url)) for _ in range(n_workers)]
         n_kills = 0
         while n_kills < 2:  # before the first evaluation, which may end the run
             run.wait_for_steps(learner, every)

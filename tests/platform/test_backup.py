@@ -65,8 +65,8 @@ def deployed(template: Path, tmp_path: Path) -> DataFolder:
 
 
 @pytest.fixture(scope="module")
-def only_read(template: Path) -> Path:
-    """A backup that nothing may change."""
+def shared_backup(template: Path) -> Path:
+    """One backup for all tests that do not change it."""
     folder = template.with_name("B")
     back_up(DataFolder(template), folder)
     return folder
@@ -289,17 +289,17 @@ def test_a_target_with_files_and_a_source_without_data_are_rejected(
     ],
 )
 def test_no_command_changes_a_backup(
-    only_read: Path, capsys: pytest.CaptureFixture[str], command: str
+    shared_backup: Path, capsys: pytest.CaptureFixture[str], command: str
 ):
-    assert run_command([*command.split(), "--data", str(only_read)]) == 2
+    assert run_command([*command.split(), "--data", str(shared_backup)]) == 2
     assert "is a backup, which would be changed; restore it" in capsys.readouterr().err
-    assert verify_backup(only_read).steps == 40
+    assert verify_backup(shared_backup).steps == 40
 
 
-def test_no_game_records_into_a_backup(only_read: Path):
+def test_no_game_records_into_a_backup(shared_backup: Path):
     with pytest.raises(ConfigError, match="is a backup, which would be changed; restore it"):
-        connect(spec=GAME, data=only_read, consent="granted")
-    assert verify_backup(only_read).steps == 40
+        connect(spec=GAME, data=shared_backup, consent="granted")
+    assert verify_backup(shared_backup).steps == 40
 
 
 def test_a_restore_that_fails_leaves_nothing_that_looks_like_a_deployment(

@@ -305,10 +305,10 @@ def test_a_configured_centre_and_symmetry_stay(
         while not (training._is_prepared or training._choice):
             role.step()
         config = training.settings.config
-        found = (config.centre, config.symmetry)
-        if training._choice is not None:  # of a symmetry, which is tried by clones
-            found = (training._choice[0], "")
-    assert found == (used_centre, used_symmetry)
+        used = (config.centre, config.symmetry)
+        if training._choice is not None:  # the symmetry is chosen later, by clones
+            used = (training._choice[0], "")
+    assert used == (used_centre, used_symmetry)
 
 
 @pytest.mark.slow

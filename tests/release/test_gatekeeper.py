@@ -38,7 +38,7 @@ NEWEST = 1_000_000
 
 
 class Returns(dict[str, Sequence[Played]]):
-    """The champion and a candidate play in turn, with four players, on first access."""
+    """What each model returned in the hands of four players; computed on first access."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -47,12 +47,12 @@ import pathlib, sys
 for line in sys.stdin:
     folder, *texts = line.split()
     needles = [bytes.fromhex(text) for text in texts]
-    found = []
+    names = []
     for path in sorted(pathlib.Path(bytes.fromhex(folder).decode()).rglob("*")):
         if path.is_file():
             raw = path.read_bytes()
-            found += [path.name for needle in needles if needle in raw]
-    print(*found, flush=True)
+            names += [path.name for needle in needles if needle in raw]
+    print(*names, flush=True)
 """
 
 
