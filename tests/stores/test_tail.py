@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.profiles import sizes
 from tests.stores.local_stores import local, local_harness, sessions
 from understudy.core.errors import ConfigError, Corrupt
 from understudy.experience.session import tombstone_of
@@ -26,13 +27,16 @@ def start_reader(folder: Path, last: int) -> "subprocess.Popen[str]":
     return reader
 
 
-def test_a_reader_in_another_process_gets_every_number_once_and_in_order(tmp_path: Path):
+@sizes("n_readers", short=1, full=2)
+def test_a_reader_in_another_process_gets_every_number_once_and_in_order(
+    tmp_path: Path, n_readers: int
+):
     harness = local_harness(tmp_path)
     many = sessions(60, 3)
     stay = {(str(one.meta.session), one.meta.chunk_no) for chunks in many[1::2] for one in chunks}
     # 60 sessions of 3 chunks and a close, and 3 forgets that each take a number.
     last = 60 * 4 + 3
-    reader = start_reader(tmp_path, last)
+    readers = [start_reader(tmp_path, last) for _ in range(n_readers)]
     for turn, chunks in enumerate(many):
         # Even sessions belong to somebody who will be forgotten: a name a third, so that each
         # forget hits some.
@@ -45,12 +49,13 @@ def test_a_reader_in_another_process_gets_every_number_once_and_in_order(tmp_pat
             harness.store.forget(bytes([turn // 20]) * 16)
         if turn % 15 == 14:
             harness.reopen()
-    out, err = reader.communicate(timeout=60)
-    assert reader.returncode == 0, err
-    lines = [line.split() for line in out.splitlines()]
-    assert [int(line[0]) for line in lines] == list(range(1, last + 1))
-    seen = {tuple(line[2].rsplit("/", 1)) for line in lines if "/" in line[2]}
-    assert {(session, int(number)) for session, number in seen} >= stay
+    for reader in readers:
+        out, err = reader.communicate(timeout=60)
+        assert reader.returncode == 0, err
+        lines = [line.split() for line in out.splitlines()]
+        assert [int(line[0]) for line in lines] == list(range(1, last + 1))
+        seen = {tuple(line[2].rsplit("/", 1)) for line in lines if "/" in line[2]}
+        assert {(session, int(number)) for session, number in seen} >= stay
     everything = harness.everything()
     assert sum(isinstance(item, Forgotten) for item in everything) == 30 * 4 + 3
     harness.store.close()
