@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -476,14 +477,15 @@ def work_for(workers: int, *, seconds: float, updates_per_call: int) -> dict[str
     from understudy import events
     from understudy.models.keys import new_key_text
 
-    key = {"UNDERSTUDY_WORKER_KEY": new_key_text()}
-    os.environ |= key
+    key = new_key_text()
+    os.environ["UNDERSTUDY_WORKER_KEY"] = key
     port = _free_port()
     command = [sys.executable, "-m", "understudy.cli.main", "worker", f"http://127.0.0.1:{port}"]
     command += ["--game", "bench.against.sleepy:slow"]
     started: list[subprocess.Popen[bytes]] = []
     started_s = 0.0
-    start_s = 0.0
+    arrival = ThreadPoolExecutor(1)
+    arrived_s: Future[float] | None = None
     lags = [0]
     lost = 0
     first: tuple[float, int, int] | None = None
@@ -491,7 +493,7 @@ def work_for(workers: int, *, seconds: float, updates_per_call: int) -> dict[str
     memory_mb = 0.0
 
     def on_event(event: events.Event) -> None:
-        nonlocal started_s, start_s, first, last, memory_mb, lost
+        nonlocal started_s, arrived_s, first, last, memory_mb, lost
         now_s = time.perf_counter()
         lost += isinstance(event, events.Guarded)
         if isinstance(event, events.WorkersReport):
@@ -501,8 +503,7 @@ def work_for(workers: int, *, seconds: float, updates_per_call: int) -> dict[str
                     subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
                     for _ in range(workers)
                 )
-            elif event.report.steps_s and not start_s:
-                start_s = now_s - started_s
+                arrived_s = arrival.submit(_first_arrival_s, port, key)
             has_all = sum(event.report.workers.values()) >= workers
             if has_all and first is None and last is not None:
                 first = last
@@ -539,6 +540,7 @@ def work_for(workers: int, *, seconds: float, updates_per_call: int) -> dict[str
                 process.terminate()
             for process in started:
                 process.wait()
+    assert arrived_s is not None
     assert first is not None
     assert last is not None
     took_s = last[0] - first[0]
@@ -546,10 +548,22 @@ def work_for(workers: int, *, seconds: float, updates_per_call: int) -> dict[str
         "steps_per_s": (last[1] - first[1]) / took_s,
         "updates_per_s": (last[2] - first[2]) / took_s,
         "memory_mb": memory_mb,
-        "start_s": start_s,
+        "start_s": arrived_s.result() - started_s,
         "lag": max(lags),
         "lost": lost,
     }
+
+
+def _first_arrival_s(port: int, key: str) -> float:
+    """When the run's metrics first show steps in the replay, up to 10 ms late."""
+    from understudy.client.http import Connection, parse_url
+
+    address, host, port, is_tls = parse_url(f"http://127.0.0.1:{port}", insecure=False)
+    connection = Connection(address, host, port, is_tls=is_tls, key=key, timeout_s=10.0)
+    with contextlib.closing(connection):
+        while b"understudy_arrived_steps_total 0.0" in connection.request("GET", "/metrics")[1]:
+            time.sleep(0.01)
+    return time.perf_counter()
 
 
 def spread_weights(workers: int, *, versions: int, width: int) -> dict[str, Any]:
@@ -603,8 +617,6 @@ def spread_weights(workers: int, *, versions: int, width: int) -> dict[str, Any]
 
 def receive(url: str, key: str, workers: int) -> dict[str, Any]:
     """Join as so many workers, and print when they have received each version; never ends."""
-    from concurrent.futures import ThreadPoolExecutor
-
     from understudy.client.http import Connection, parse_url
     from understudy.workers import wire
 

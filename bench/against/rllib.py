@@ -105,7 +105,8 @@ def scale(_: Link, request: dict[str, Any]) -> Round:
         .training(
             lr=1e-3,
             train_batch_size_per_learner=64,
-            training_intensity=8.0,
+            # RLlib counts one runner more than there are, for its own process, which plays none.
+            training_intensity=8.0 * request["actors"] / (request["actors"] + 1),
             replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": 131_072},
             num_steps_sampled_before_learning_starts=1_024,
             target_network_update_freq=1_024,

@@ -151,7 +151,8 @@ class Trainer:
         ]
 
     def take(self) -> None:
-        self._dqn.insert(self._learner.rollouts.get(timeout=60.0))
+        # The first rollout comes when 16 processes have imported torch, on two cores.
+        self._dqn.insert(self._learner.rollouts.get(timeout=300.0))
         before = self._learner.answer.policy_id
         self._learner.answer = PolicyMsg(before + 1, self._dqn.weights(), True)
 
