@@ -16,9 +16,6 @@ import understudy
 from understudy.cli.interrupts import Interrupts, interrupted, raise_stop_signal, stop_signals
 from understudy.cli.options import examples, finish, json_option, only_json, results
 from understudy.core.errors import ConfigError, Corrupt, UnderstudyError
-from understudy.experience.chunk import CHUNK_FORMAT
-from understudy.experience.frame import VERSION
-from understudy.experience.game import SPEC_FORMAT
 
 _COMMANDS = {
     "arena": ("understudy.cli.arena:arena", "play bots against each other"),
@@ -112,6 +109,11 @@ def root(ctx: click.Context, debug: bool) -> None:
 @json_option
 def version(as_json: bool) -> int:
     """Print the version of understudy and of the formats it reads and writes."""
+    # Imported late: other commands start without NumPy, which takes a tenth of a second.
+    from understudy.experience.chunk import CHUNK_FORMAT
+    from understudy.experience.frame import VERSION
+    from understudy.experience.game import SPEC_FORMAT
+
     fields = {
         "understudy": understudy.__version__,
         "python": platform.python_version(),
