@@ -128,7 +128,6 @@ def test_a_run_of_another_commit_is_measured_again_and_one_that_fails_is_reporte
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_loop_is_played_and_its_models_are_measured(tmp_path: Path) -> None:
     out = tmp_path / "candidates.json"
     command = [sys.executable, candidates.__file__, "--quick", "--game", "rally"]

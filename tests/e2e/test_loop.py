@@ -29,7 +29,6 @@ def run(*arguments: str, timeout_s: float = 560.0) -> tuple[int, dict[str, Any],
     ("game", "players", "kill"),
     [("rally", "2", "learner"), pytest.param("CartPole-v1", "8", "", marks=pytest.mark.slow)],
 )
-@pytest.mark.timeout(600)
 def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(
     game: str, players: str, kill: str, tmp_path: Path, card: Card
 ) -> None:

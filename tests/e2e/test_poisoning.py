@@ -205,7 +205,6 @@ class Table:
         for attack in ATTACKS
     ],
 )
-@pytest.mark.timeout(600)
 def test_malicious_players_neither_spoil_the_first_bot_nor_promote_an_equal_one(
     attack: Attack, tmp_path: Path
 ) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from understudy.backends.deployment import open_deployment
 from understudy.client.connect import Address, ClientConfig, Game, connect
@@ -80,7 +79,6 @@ class Stage:
         return self._registry.catalogue(GAME)
 
 
-@pytest.mark.timeout(400)
 def test_each_version_of_a_game_keeps_its_own_bot(tmp_path: Path):
     """May take over 20 seconds: one platform trains the first bots of two versions."""
     config = Config(

@@ -240,7 +240,6 @@ def have_lost(cables: Sequence[Cable], before: Sequence[int]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("window_s", [15])  # a shorter window measures only the machine
 def test_stopped_workers_and_half_open_connections_do_not_slow_the_learner(
     tmp_path: Path, card: Card, window_s: int

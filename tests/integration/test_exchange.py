@@ -110,7 +110,6 @@ def test_a_forgotten_player_who_returns_is_exported(
     assert steps_in(out) == steps_in(tmp_path / "same.parquet")
 
 
-@pytest.mark.timeout(300)
 def test_files_are_imported_through_kafka_to_cassandra_each_step_once(
     keyspace: Keyspace, kafka_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,7 +173,6 @@ def test_files_are_imported_through_kafka_to_cassandra_each_step_once(
     topic.delete()
 
 
-@pytest.mark.timeout(300)
 def test_an_import_killed_with_9_ends_with_each_step_once(
     keyspace: Keyspace, kafka_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,7 +215,6 @@ def ledger_lines(data: DataFolder) -> int:
     return sum(path.read_bytes().count(b"\n") for path in data.ledger.glob("*.jsonl"))
 
 
-@pytest.mark.timeout(300)
 def test_records_are_imported_through_kinesis_to_a_local_and_a_remote_store(
     keyspace: Keyspace, kinesalite_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,7 +239,6 @@ def test_records_are_imported_through_kinesis_to_a_local_and_a_remote_store(
     assert told(capsys)["stored_steps"] == n_steps
 
 
-@pytest.mark.timeout(300)
 def test_games_are_registered_in_the_configured_models_location(
     s3_server: Any, kinesalite_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,12 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.cli.platforms import Up
 from tests.integration.kafka import WAIT_TIMEOUT_S, Topic
-
-pytestmark = pytest.mark.timeout(300)
 
 
 def test_a_missing_topic_ends_it_with_the_command_that_creates_one(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.integration.keyspaces import Keyspace
 from understudy.backends.data import DataFolder
@@ -50,7 +49,6 @@ def window(child: Child, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, A
     raise AssertionError(f"{child.exit_code} {found} {child.errors}")
 
 
-@pytest.mark.timeout(300)
 def test_a_learner_waits_for_a_killed_server_and_resumes(
     keyspace: Keyspace, cassandra_server: Any, tmp_path: Path
 ) -> None:
@@ -71,7 +69,6 @@ def test_a_learner_waits_for_a_killed_server_and_resumes(
         assert child.wait(60.0) == 0, child.errors
 
 
-@pytest.mark.timeout(300)
 def test_a_learner_with_an_unreadable_store_ends_with_one_line(
     cassandra_server: Any, tmp_path: Path
 ) -> None:

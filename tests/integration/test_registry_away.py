@@ -23,8 +23,6 @@ from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
 from understudy.testing.store_harness import SPEC
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class Watched(RegistrySpecs):
     """Tells when the registry did not answer."""

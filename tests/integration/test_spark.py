@@ -32,7 +32,6 @@ from understudy.streams.file import FileStream
 from understudy.testing.samples import OTHER_PLAYER, random_session, stamped
 from understudy.testing.store_harness import SPEC
 
-pytestmark = pytest.mark.timeout(600)
 SMALL = IngestConfig(max_read_bytes=20_000)
 """A commit is much less than what a stream of these tests holds."""
 

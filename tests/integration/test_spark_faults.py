@@ -18,7 +18,6 @@ from understudy.ingest.service import IngestConfig
 from understudy.ports import Stored
 from understudy.streams.kafka import open_kafka
 
-pytestmark = pytest.mark.timeout(600)
 DRAIN_S = 90.0
 
 

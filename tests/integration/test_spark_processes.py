@@ -192,7 +192,6 @@ def command_for(
     ]
 
 
-@pytest.mark.timeout(600)
 def test_the_command_stores_the_stream_with_minimal_output(process: Process, keyspace: Keyspace):
     append(process.stream, some_frames(np.random.default_rng(5)))
     command = command_for(process, keyspace, "--until-empty")
@@ -206,7 +205,6 @@ def test_the_command_stores_the_stream_with_minimal_output(process: Process, key
     assert 0 < fields["batch_s"] < 300
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_command_drains_and_leaves_nothing_running(
     process: Process, keyspace: Keyspace, number: int
@@ -226,7 +224,6 @@ def test_a_stopped_command_drains_and_leaves_nothing_running(
     assert left_of(process.mark, timeout_s=5.0) == []
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("number", "after_s"), [(signal.SIGINT, 0.5), (signal.SIGTERM, 3.0)])
 def test_a_command_stopped_while_spark_starts_exits_normally(
     process: Process, keyspace: Keyspace, number: int, after_s: float
@@ -242,7 +239,6 @@ def test_a_command_stopped_while_spark_starts_exits_normally(
     assert left_of(process.mark, timeout_s=5.0) == []
 
 
-@pytest.mark.timeout(600)
 def test_a_second_stop_ends_the_command_immediately_and_leaves_nothing_running(
     process: Process, keyspace: Keyspace
 ):
@@ -261,7 +257,6 @@ def test_a_second_stop_ends_the_command_immediately_and_leaves_nothing_running(
     )
 
 
-@pytest.mark.timeout(600)
 def test_spark_submit_runs_the_same_job(process: Process, keyspace: Keyspace):
     append(process.stream, some_frames(np.random.default_rng(6)))
     command = [
@@ -284,7 +279,6 @@ def test_spark_submit_runs_the_same_job(process: Process, keyspace: Keyspace):
     assert json.loads(done.stdout.splitlines()[-1])["fates"] == {"new": 20}
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("master", "said"),
     [
@@ -311,7 +305,6 @@ def test_an_invalid_master_is_reported_in_one_line(
     assert said in line
 
 
-@pytest.mark.timeout(600)
 def test_speculation_is_rejected_wherever_it_is_set(
     process: Process, keyspace: Keyspace, tmp_path: Path
 ):
@@ -331,7 +324,6 @@ def figures(url: str, key: str) -> str:
         return str(answer.read().decode())
 
 
-@pytest.mark.timeout(600)
 def test_progress_is_among_the_metrics_of_the_gateway(process: Process, keyspace: Keyspace):
     deployment_key(process.data.root)
     append(process.stream, some_frames(np.random.default_rng(10)))

@@ -29,7 +29,6 @@ from understudy.tuning.study_file import SearchConfig, SlotsConfig, StudyConfig,
 from understudy.tuning.tune import tune
 
 ENGINES = ("ray", "spark")
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
