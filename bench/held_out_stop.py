@@ -42,7 +42,7 @@ from understudy.algorithm import Batch  # noqa: E402
 from understudy.learn import networks  # noqa: E402
 from understudy.nn.policy import Policy  # noqa: E402
 from understudy.release.schedule import LearningSchedule  # noqa: E402
-from understudy.training.settings import TrainRequest, resolve  # noqa: E402
+from understudy.training.train_request import TrainRequest, resolve  # noqa: E402
 
 N_PLAYERS = 30
 EVERY = 64

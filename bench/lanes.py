@@ -48,7 +48,8 @@ from understudy.games import cartpole  # noqa: E402
 from understudy.learn.lanes import LanePlan, LaneProgram, Rounds  # noqa: E402
 from understudy.nn.policy import Policy  # noqa: E402
 from understudy.training.env_info import GameChoice, inspect_env  # noqa: E402
-from understudy.training.settings import RunSettings, TrainRequest, resolve  # noqa: E402
+from understudy.training.settings import RunSettings  # noqa: E402
+from understudy.training.train_request import TrainRequest, resolve  # noqa: E402
 
 COUNTS = (1, 32, 256, 1_024, 4_096)
 CPU_COUNTS = (1, 32)

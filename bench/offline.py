@@ -65,7 +65,8 @@ from understudy.learn.symmetry import find_symmetry  # noqa: E402
 from understudy.nn.policy import Policy  # noqa: E402
 from understudy.release.schedule import LearningSchedule  # noqa: E402
 from understudy.testing.poisoning import ATTACKS, Attack, poison  # noqa: E402
-from understudy.training.settings import RunSettings, TrainRequest, resolve  # noqa: E402
+from understudy.training.settings import RunSettings  # noqa: E402
+from understudy.training.train_request import TrainRequest, resolve  # noqa: E402
 
 _PER_CALL = 64
 """Updates in one compiled call."""

@@ -94,7 +94,8 @@ from understudy.learn.centre import may_have_centre  # noqa: E402
 from understudy.learn.learner import Learner  # noqa: E402
 from understudy.release.candidate_ranking import CandidateRanking, may_rank  # noqa: E402
 from understudy.release.schedule import LearningSchedule  # noqa: E402
-from understudy.training.settings import RunSettings, TrainRequest, resolve  # noqa: E402
+from understudy.training.settings import RunSettings  # noqa: E402
+from understudy.training.train_request import TrainRequest, resolve  # noqa: E402
 
 RESULT = ROOT / "bench" / "results" / "offline-peers.json"
 MEASURES = ("returns", "rates")

@@ -386,7 +386,7 @@ def train_for(
     from understudy.learn.learner import Learner
     from understudy.training.events import Event, Update
     from understudy.training.inline import Inline, InlineConfig
-    from understudy.training.settings import TrainRequest, resolve
+    from understudy.training.train_request import TrainRequest, resolve
 
     use_compile_cache()
     make_env = GAMES[game]
@@ -569,7 +569,7 @@ def _first_arrival_s(port: int, key: str) -> float:
 def spread_weights(workers: int, *, versions: int, width: int) -> dict[str, Any]:
     """Publish new weights, and report when each of the workers has received them."""
     from understudy.models.keys import new_key_text
-    from understudy.training.settings import TrainRequest, resolve
+    from understudy.training.train_request import TrainRequest, resolve
     from understudy.workers.team import RunPlan, WorkersConfig, WorkerTeam
     from understudy.workers.wire import RunInfo
 

@@ -14,7 +14,7 @@ from bench.offline import (
 )
 from bench.people import GAMES
 from understudy.learn.centre import find_centre
-from understudy.training.settings import TrainRequest, resolve
+from understudy.training.train_request import TrainRequest, resolve
 
 
 def test_steps_of_people_are_recorded_as_transitions():

@@ -17,7 +17,7 @@ from bench.people import GAMES, RANDOM, Person
 from bench.players import true_returns, truth_chances
 from understudy.core.errors import UnderstudyError
 from understudy.learn.replay_source import ReplaySource
-from understudy.training.settings import TrainRequest, resolve
+from understudy.training.train_request import TrainRequest, resolve
 
 each_game = pytest.mark.parametrize("name", ["lander", "vault", "courier", "breakout", "pendulum"])
 

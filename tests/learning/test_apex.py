@@ -12,8 +12,8 @@ import pytest
 
 from bench.which_way import WhichWay
 from understudy.act.vector import game_of, make_envs
-from understudy.training.settings import TrainRequest, resolve
 from understudy.training.train import TrainOptions, train
+from understudy.training.train_request import TrainRequest, resolve
 
 
 @pytest.mark.parametrize("engine", [pytest.param("inline", marks=pytest.mark.slow), "process"])

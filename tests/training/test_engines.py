@@ -20,8 +20,8 @@ from understudy.stores.view import StoreView
 from understudy.training.env_info import GameChoice, inspect_env
 from understudy.training.events import Event, Guarded, Stop, Update
 from understudy.training.run_store import RunStore
-from understudy.training.settings import TrainRequest
 from understudy.training.train import Run, TrainOptions, train
+from understudy.training.train_request import TrainRequest
 
 SETTINGS = {
     "dqn": {

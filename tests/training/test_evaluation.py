@@ -19,7 +19,7 @@ from understudy.training.evaluation import (
     evaluate_run,
     held_out_seeds,
 )
-from understudy.training.train import combined_result, train_seeds
+from understudy.training.train_seeds import combined_result, train_seeds
 
 
 @pytest.fixture(scope="module")

@@ -21,21 +21,21 @@ from understudy.learn.algorithms.bc import Bc
 from understudy.learn.algorithms.dqn import Dqn
 from understudy.learn.replay_source import Limiter
 from understudy.nn.network import Dense, Input, NetworkSpec
-from understudy.training.settings import (
-    ALGORITHMS,
-    Resolver,
-    TrainRequest,
-    algorithm_class,
-    algorithm_name,
+from understudy.training.preset import (
     default_preset,
-    describe_algorithm,
     preset_names,
     read_preset,
     read_toml,
-    resolve,
-    with_network,
     with_study,
 )
+from understudy.training.settings import (
+    ALGORITHMS,
+    Resolver,
+    algorithm_class,
+    algorithm_name,
+    describe_algorithm,
+)
+from understudy.training.train_request import TrainRequest, resolve, with_network
 
 GAME = GameSpec(
     game=game_name("g"), obs={"": Box((3,), np.dtype(np.float32))}, action={"": Discrete(2)}

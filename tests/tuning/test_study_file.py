@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from understudy.core.errors import ConfigError
-from understudy.training.settings import read_preset
+from understudy.training.preset import read_preset
 from understudy.tuning.base_file import ALGORITHM, CUSTOM, read_base
 from understudy.tuning.space import Choice, Interval
 from understudy.tuning.study_file import (

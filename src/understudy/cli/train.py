@@ -229,8 +229,9 @@ def _trained(
     began_s = time.perf_counter() - process_age_s()
     with run_view(out, progress) as handle_event:
         # Imported late: importing JAX takes seconds.
-        from understudy.training.train import TrainOptions, train_seeds
+        from understudy.training.train import TrainOptions
         from understudy.training.train import train as train_one
+        from understudy.training.train_seeds import train_seeds
 
         def on_event(event: Event) -> None:
             handle_event(event)
@@ -396,14 +397,13 @@ def _outcome_of_seeds(result: Mapping[str, Any]) -> str:
 
 def _listed(algorithm: str | None) -> dict[str, Any]:
     """The settings of all algorithms, or of the named one, and the names of the presets."""
+    from understudy.training.preset import preset_families, preset_names
     from understudy.training.settings import (
         ALGORITHMS,
         LearnerPart,
         RunPart,
         algorithm_class,
         describe_algorithm,
-        preset_families,
-        preset_names,
     )
 
     algorithms = {}

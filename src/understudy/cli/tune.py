@@ -33,7 +33,7 @@ from understudy.cli.options import (
 from understudy.cli.training_view import format_duration
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull
 from understudy.core.log import is_locked
-from understudy.training.settings import BEST
+from understudy.training.preset import BEST
 from understudy.tuning.base_file import evaluate_base, train_base
 from understudy.tuning.journal import Row
 from understudy.tuning.result import (

@@ -71,7 +71,7 @@ from understudy.release.schedule import (
     schedule_text,
 )
 from understudy.training.events import Guarded
-from understudy.training.settings import TrainRequest, resolve
+from understudy.training.train_request import TrainRequest, resolve
 
 _log = structlog.get_logger("understudy.learner")
 _SMALL_WIDTHS = [64, 64]

@@ -25,7 +25,7 @@ from understudy.training.env_info import (
     inspect_env,
 )
 from understudy.training.folder import RunFolder, seed_folders
-from understudy.training.settings import read_preset
+from understudy.training.preset import read_preset
 
 WHILE_TRAINING, CONFIRMING, AT_THE_END, AFTERWARDS = range(4)
 """Series of held-out seeds; `AFTERWARDS` is for evaluations of finished runs."""

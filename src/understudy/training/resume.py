@@ -13,16 +13,9 @@ from understudy.nn.network import NetworkSpec
 from understudy.nn.policy import Policy
 from understudy.training.env_info import GameChoice, choice_of
 from understudy.training.folder import RunFolder
-from understudy.training.settings import (
-    Resolver,
-    RunSettings,
-    TrainRequest,
-    algorithm_name,
-    check_until,
-    fill_resolver,
-    read_preset,
-    requested_algorithm,
-)
+from understudy.training.preset import read_preset
+from understudy.training.settings import Resolver, RunSettings, algorithm_name, check_until
+from understudy.training.train_request import TrainRequest, fill_resolver, requested_algorithm
 
 # --- Resuming: the request must match the run -----------------------------------------------------
 

@@ -20,7 +20,6 @@ from understudy.core.errors import ConfigError, GameFailed, Locked
 from understudy.core.log import FileLock
 from understudy.core.names import game_name_of_env
 from understudy.core.settings import load_object
-from understudy.core.statistics import bootstrap, iqm
 from understudy.core.wording import joined
 from understudy.experience.game import GameSpec
 from understudy.learn.compile_cache import use_compile_cache
@@ -36,6 +35,7 @@ from understudy.training.env_info import (
 from understudy.training.evaluation import AT_THE_END, Evaluator, held_out_seeds, make_evaluator
 from understudy.training.events import HoldInterrupts, InitFrom, OnEvent, Started
 from understudy.training.folder import RunFolder, check_free, default_folder, draw_curve, is_empty
+from understudy.training.preset import with_study
 from understudy.training.resume import (
     check_agrees,
     extend_run,
@@ -43,29 +43,22 @@ from understudy.training.resume import (
     settings_of,
     with_run_of_preset,
 )
-from understudy.training.settings import (
-    ENGINES,
-    MAX_SEED,
-    Resolver,
-    RunSettings,
+from understudy.training.settings import ENGINES, Resolver, RunSettings, algorithm_name
+from understudy.training.sinks import Feed, Feeds, call_all, sinks_named
+from understudy.training.train_request import (
     TrainRequest,
-    algorithm_name,
     check_effects,
     check_request,
-    requested_algorithm,
     resolve,
     with_network,
     with_network_of,
-    with_study,
 )
-from understudy.training.sinks import Feed, Feeds, call_all, sinks_named
 from understudy.training.video import check_video, film
 
 if TYPE_CHECKING:
     from understudy.training.training import Training
     from understudy.workers.team import WorkersConfig
 
-MAX_SEEDS = 1_000
 MAX_VIDEOS = 1_000
 _NO_GAME = "no game was given; pass a Gymnasium id, such as CartPole-v1"
 
@@ -180,7 +173,7 @@ def train(
             "{'learning_rate': 1e-3}"
         )
     started_s = time.perf_counter() if options.started_s is None else options.started_s
-    preset, config_file = with_study(options.preset, _path(options.config))
+    preset, config_file = with_study(options.preset, path_from(options.config))
     request = TrainRequest(
         algorithm=algorithm,
         preset=preset,
@@ -189,14 +182,14 @@ def train(
         network=network_from(options.network),
         seed=seed,
         until=until,
-        init_from=_path(options.init_from),
-        from_store=_path(options.from_store),
+        init_from=path_from(options.init_from),
+        from_store=path_from(options.from_store),
         engine=options.engine,
         address=options.address,
         listen=None if options.listen is None else listen_fields(options.listen),
     )
     choice = None if game is None else _choice(game, options)
-    folder = _path(out)
+    folder = path_from(out)
     if on_event is not None and not callable(on_event):
         raise ConfigError(
             f"on_event is {on_event!r}; give a function that accepts an event, such as print"
@@ -296,7 +289,7 @@ def network_from(network: Any) -> NetworkSpec | tuple[int, ...] | None:
     return widths
 
 
-def _path(path: str | Path | None) -> Path | None:
+def path_from(path: str | Path | None) -> Path | None:
     try:
         return None if path is None else Path(path)
     except TypeError:
@@ -397,7 +390,7 @@ def _resume_run(
     request = replace(
         request,
         engine=request.engine or facts.get("engine", ENGINES[0]),
-        from_store=_path(facts["from_store"]),
+        from_store=path_from(facts["from_store"]),
     )
     if request.engine == "workers" and not settings.run.asynchronous:
         raise ConfigError(
@@ -666,111 +659,3 @@ def stored_spec(store: Path, game: str) -> GameSpec:
         f"the store {store} has no experience of {game}; list its games: understudy data stats "
         f"--data {folder}"
     )
-
-
-# --- Several runs that differ only in their seeds, one after another ------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """Finished training runs of several seeds."""
-
-    folder: Path
-    runs: Sequence[Run]
-    result: Mapping[str, Any]
-
-
-def train_seeds(
-    game: Any,
-    *,
-    seeds: int,
-    seed: int | None = None,
-    out: Path | None = None,
-    resume: bool = False,
-    on_run: Callable[[Path], object] = lambda folder: None,
-    options: TrainOptions | None = None,
-    **arguments: Any,
-) -> Runs:
-    """One run per seed, counting from `seed`, in OUT/seed-S; `arguments` are passed to `train`.
-
-    With `resume`, finished runs stay unchanged, and the others are resumed or started.
-    """
-    options = options or TrainOptions()
-    first = seed or 0
-    if not 1 <= seeds <= MAX_SEEDS or first + seeds - 1 > MAX_SEED:
-        raise ConfigError(
-            f"seeds is {seeds}, the first seed {first}; give the number of runs, from 1 to "
-            f"{MAX_SEEDS}, and a last seed of at most {MAX_SEED}"
-        )
-    if options.engine == "workers" and seeds > 1:
-        raise ConfigError(
-            f"seeds is {seeds}, but workers leave at the end of their run and would miss the next; "
-            "start each seed as a run of its own, or use engine='process'"
-        )
-    if game is None:
-        raise ConfigError(
-            "no game was given, which several seeds require even to resume them; pass a Gymnasium "
-            "id, such as CartPole-v1"
-        )
-    if out is None and resume:
-        raise ConfigError(
-            "no runs to resume were given; pass their folder as out, such as runs/GAME-ALGORITHM-N"
-        )
-    if out is None:
-        preset, config_file = with_study(options.preset, _path(options.config))
-        request = TrainRequest(
-            algorithm=arguments.get("algorithm"),
-            preset=preset,
-            from_store=_path(options.from_store),
-            config_file=config_file,
-        )
-        out = default_folder(Path("runs"), str(game), algorithm_name(requested_algorithm(request)))
-    if not resume:
-        check_free(out)
-    runs = []
-    for number in range(first, first + seeds):
-        folder = out / f"seed-{number}"
-        on_run(folder)
-        runs.append(
-            train(game, seed=number, out=folder, resume=resume, options=options, **arguments)
-        )
-        options = replace(
-            options, started_s=None
-        )  # only the first run's startup includes the process's
-    result = combined_result(out, [run.result for run in runs])
-    RunFolder(out).write_json("summary.json", result)
-    return Runs(out, runs, result)
-
-
-def combined_result(out: Path, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The results of several seeds combined: total work, and IQM with interval of the returns."""
-    means = [result["return_mean"] for result in results if result["return_mean"] is not None]
-    estimate = bootstrap([[mean] for mean in means], iqm) if means else None
-    work = (
-        "episodes",
-        "cut_episodes",
-        "env_steps",
-        "updates",
-        "guarded_chunks",
-        "train_s",
-        "compile_s",
-        "eval_s",
-    )
-    return {
-        "solved": all(result["solved"] for result in results),
-        "solved_seeds": sum(result["solved"] for result in results),
-        "seeds": len(results),
-        "return_mean": sum(means) / len(means) if means else None,
-        "why_no_return": "" if means else results[0].get("why_no_return", ""),
-        "return_iqm": estimate and estimate.value,
-        "return_low": estimate and estimate.low,
-        "return_high": estimate and estimate.high,
-        **{name: round(sum(result.get(name, 0) for result in results), 3) for name in work},
-        "startup_s": results[0]["startup_s"],
-        "resumed_at_step": max(result["resumed_at_step"] for result in results),
-        "env_class": results[0]["env_class"],
-        "algorithm": results[0]["algorithm"],
-        "game": results[0]["game"],
-        "run": str(out),
-        "runs": [dict(result) for result in results],
-    }

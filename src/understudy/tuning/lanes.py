@@ -24,7 +24,8 @@ from understudy.learn.learner import LearnerConfig
 from understudy.nn.policy import Policy
 from understudy.training.env_info import EnvInfo, GameChoice, inspect_env
 from understudy.training.evaluation import AT_THE_END, WHILE_TRAINING, Evaluator, make_evaluator
-from understudy.training.settings import RunSettings, TrainRequest, resolve
+from understudy.training.settings import RunSettings
+from understudy.training.train_request import TrainRequest, resolve
 from understudy.tuning.trainables import LANE_METRICS, rliable_settings
 from understudy.tuning.trial import Report, Trial, TrialResult, TrialState, Values
 

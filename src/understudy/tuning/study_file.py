@@ -29,13 +29,11 @@ from understudy.training.settings import (
     ALGORITHMS,
     LearnerPart,
     RunPart,
-    TrainRequest,
     algorithm_class,
     algorithm_name,
-    check_request,
     describe_algorithm,
-    requested_algorithm,
 )
+from understudy.training.train_request import TrainRequest, check_request, requested_algorithm
 from understudy.tuning.base_file import (
     ALGORITHM,
     CUSTOM,

@@ -142,7 +142,7 @@ class AlgorithmTrainable:
         ConfigError if the algorithm cannot learn this game, whatever its settings are.
         """
         from understudy.training.env_info import GameChoice, inspect_env
-        from understudy.training.settings import TrainRequest, resolve
+        from understudy.training.train_request import TrainRequest, resolve
 
         self._config = config
         request = TrainRequest(algorithm=config["algorithm"], preset=config["preset"])
@@ -214,7 +214,7 @@ class AlgorithmTrainable:
         if not workers:
             return settings
         from understudy.training.env_info import GameChoice, inspect_env
-        from understudy.training.settings import TrainRequest, resolve
+        from understudy.training.train_request import TrainRequest, resolve
 
         request = TrainRequest(
             algorithm=config["algorithm"], preset=config["preset"], settings=settings

@@ -26,9 +26,9 @@ from understudy.core.errors import ConfigError
 from understudy.core.log import FileLock, write_file
 from understudy.core.plural import plural
 from understudy.core.wording import joined
+from understudy.training.preset import BEST
 from understudy.training.settings import (
     ALGORITHMS,
-    BEST,
     Resolver,
     algorithm_name,
     describe_algorithm,
