@@ -25,7 +25,7 @@ def test_a_reader_sees_every_arrival_once_in_order_while_the_writer_is_killed(
     seen = tmp_path / "seen"
     rng = random.Random(seed)
     tailer: Child | None = None
-    for _ in range(kills):
+    for kill in range(kills):
         writer = start_writer(data, tmp_path, rng)
         try:
             wait_until(
@@ -35,6 +35,12 @@ def test_a_reader_sees_every_arrival_once_in_order_while_the_writer_is_killed(
             )
             tailer = tailer or start("tests.faults.tailer", f"{data.store}:{seen}")
             time.sleep(rng.uniform(0.0, 0.8))
+            if kill == 0:
+                wait_until(
+                    lambda w=writer: w.latest["erased"] or w.exit_code is not None,  # type: ignore[misc]
+                    timeout_s=300,
+                    what="somebody to be forgotten",
+                )
             assert writer.exit_code is None, writer.errors
             assert tailer.exit_code is None, tailer.errors
         finally:

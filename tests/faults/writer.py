@@ -60,14 +60,17 @@ def main(settings: WriterSettings) -> None:
         with connect(spec=cart(), consent="granted", config=config) as game:
             (outside / "key").write_bytes(key_file(key))
             table = Table(game, [f"player-{settings.seed}-{n}" for n in range(3)], rng)
+            erased = 0
             for turn in range(1_000_000):
                 table.play(steps=int(rng.integers(1, 20)))
                 if turn % 8 == 7:
                     stream.trim(store.positions(), before_s=float(rng.choice([0.0, 1e12])))
                 if rng.random() < 0.03:
-                    _forget(store, key, f"player-{settings.seed}-{rng.integers(3)}", outside)
+                    player = f"player-{settings.seed}-{rng.integers(3)}"
+                    erased += _forget(store, key, player, outside)
                 if turn % 10 == 0:
-                    print(json.dumps({"turn": turn, "stored": service.stats.steps}), flush=True)
+                    figures = {"turn": turn, "stored": service.stats.steps, "erased": erased}
+                    print(json.dumps(figures), flush=True)
 
 
 def _follow(service: IngestService) -> None:
@@ -75,13 +78,15 @@ def _follow(service: IngestService) -> None:
         service.step()
 
 
-def _forget(store: LocalStore, key: bytes, player: str, outside: Path) -> None:
+def _forget(store: LocalStore, key: bytes, player: str, outside: Path) -> int:
+    """Returns the number of erased chunks."""
     last = store.next_arrival
-    store.forget(pseudonym(key, GAME, player))
+    erased = store.forget(pseudonym(key, GAME, player))
     with (outside / "forgotten").open("a") as file:
         file.write(
             json.dumps({"player": pseudonym(key, GAME, player).hex(), "before": last}) + "\n"
         )
+    return erased
 
 
 if __name__ == "__main__":

@@ -116,6 +116,8 @@ class SparkSlots:
         self._has_joined = False
         self._failure = ""
         self._is_closed = False
+        self._joining = threading.Lock()
+        """Held while a task is added, and while the rest are closed: no task is closed twice."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def open(self, index: int, request: Fields) -> "_SparkSlot":
@@ -159,12 +161,13 @@ class SparkSlots:
         """Cancel the job, and hang up; may be called twice."""
         if self._is_closed:
             return
-        self._is_closed = True
+        with self._joining:
+            self._is_closed = True
+            while self._free:
+                self._free.popleft().close()
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # wakes `accept`
         self._server.close()
-        while self._free:
-            self._free.popleft().close()
         if self._job is not None:
             with contextlib.suppress(Exception):  # the JVM has exited
                 self._context.cancelJobGroup(self._group)
@@ -228,10 +231,12 @@ class SparkSlots:
             except (AuthenticationError, EOFError, OSError):
                 connection.close()
                 return
-        self._has_joined = True
-        self._free.append(connection)
-        if self._is_closed:
-            connection.close()
+        with self._joining:
+            if self._is_closed:
+                connection.close()
+                return
+            self._has_joined = True
+            self._free.append(connection)
         self._ring()
 
 
