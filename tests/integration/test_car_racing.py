@@ -33,13 +33,13 @@ def test_workers_feed_encoded_pictures_and_the_learner_updates(tmp_path: Path):
         wait_for(lambda: key.exists() or learner.poll() is not None)
         workers = [start(tmp_path, f"worker-{index}", work) for index in range(2)]
         with ended(*workers):
-            wait_for(lambda: has_learned(port, key.read_text().strip()), timeout_s=100.0)
+            wait_for(lambda: has_learned(port, key.read_text().strip()), timeout_s=300.0)
             # A worker has at most three rounds of the earlier version: two sent, and one it plays.
             steps = arrived_steps(port, key.read_text().strip())
             more = 7 * ROUND_STEPS
             wait_for(
                 lambda: arrived_steps(port, key.read_text().strip()) >= steps + more,
-                timeout_s=100.0,
+                timeout_s=300.0,
             )
             for process in (*workers, learner):
                 process.terminate()

@@ -143,6 +143,25 @@ def test_a_team_in_lock_step_without_enough_cpus_is_refused(monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("session")
+def test_a_ray_that_does_not_start_is_reported_and_leaves_nothing(
+    session: RaySession, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(**arguments: object) -> None:
+        folders.append(Path(str(arguments["_temp_dir"])))
+        raise Exception("The current node\ntimed out")
+
+    folders: list[Path] = []
+    token = os.environ["RAY_AUTH_TOKEN"]
+    with monkeypatch.context() as patched:
+        patched.setattr(session.ray, "is_initialized", lambda: False)
+        patched.setattr(session.ray, "init", fail)
+        patched.setattr(session.ray, "shutdown", lambda: None)
+        with pytest.raises(ConfigError, match="did not start .*: The current node timed out; wait"):
+            RaySession(num_cpus=1)
+    assert os.environ["RAY_AUTH_TOKEN"] == token
+    assert not folders[0].exists()
+
+
 def test_a_game_that_fails_is_reported_and_its_envs_are_closed(tmp_path: Path):
     class Stuck(Closing, Failing):
         """Fails, and leaves a file for each env that is closed."""

@@ -114,15 +114,21 @@ class RaySession:
         )
         opened.callback(_end_watcher, watch)
         environment.set("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        self._init(
-            opened,
-            address="local",
-            num_cpus=num_cpus,
-            num_gpus=0,
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            _temp_dir=folder,
-        )
+        try:
+            self._init(
+                opened,
+                address="local",
+                num_cpus=num_cpus,
+                num_gpus=0,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                _temp_dir=folder,
+            )
+        except Exception as error:  # Ray has no class for a start that takes longer than its 30 s
+            raise ConfigError(
+                f"Ray did not start on this machine: {' '.join(str(error).split())}; wait until "
+                "the machine is less busy, or connect to a cluster (--address HOST:PORT)"
+            ) from error
 
     def _connect(self, opened: contextlib.ExitStack, address: str) -> None:
         try:
