@@ -30,6 +30,7 @@ from understudy.models.registry import Registry
 from understudy.nn.heads import head_for
 from understudy.nn.policy import Policy, decode_policy
 from understudy.release.store_stats import StoreStats
+from understudy.stores.view import StoreView
 from understudy.training.follower import StoreFollower
 
 
@@ -237,7 +238,7 @@ def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_
         assert words not in typo
     erased = ask("data forget ada")[0]
     assert erased.startswith("erased 1 chunk and 0 spooled sessions of ada; deleted ")
-    assert "keep what they learned: pong/1, pong/2" in erased
+    assert "keep what they learned" not in erased, "both are of runs on the game"
     assert "does not exist" in ask("models promote pong/9", code=2)[1]
     assert "the newest are pong/1, pong/2" in ask("models show pong/9", code=2)[1]
     assert "pinball has no models yet" in ask("models show pinball/1", code=2)[1]
@@ -275,6 +276,44 @@ def test_a_player_who_was_forgotten_before_is_not_taken_for_a_typo(ask: Asked, t
     release(read_no=100)
     replaced = ask.json("data forget ada")
     assert (replaced["forgotten_before_s"] is not None, replaced["unreplaced"]) == (True, [])
+
+
+def test_only_models_that_have_read_steps_of_a_forgotten_player_are_named(
+    ask: Asked, tmp_path: Path
+):
+    data = tmp_path / "D"
+    registry = open_deployment(DataFolder(data)).registry
+    specs = {name: game_spec(name, obs=2, actions=2) for name in ("pong", "cart")}
+    for spec in specs.values():
+        registry.register(spec)
+    epochs = {name: registry.takeover(name, owner="test") for name in specs}
+
+    def play(player: str) -> None:
+        with connect("pong", obs=2, actions=2, data=data, consent="granted") as game:
+            episode = game.episode(player=player)
+            episode.acted(obs=[0.0, 1.0], action=0)
+            episode.end()
+        ask("ingest --until-empty")
+
+    def release(name: str, **config: Any) -> None:
+        with StoreView(DataFolder(data).store) as view:
+            cursor = "" if config else str(view.next_arrival - 1)
+        lineage = Lineage(algorithm="bc", cursor_to=cursor, config={"read_no": 1} | config)
+        policy = random_policy(specs[name], "argmax", seed=0)
+        registry.release(policy, lineage, epoch=epochs[name])
+
+    play("ada")
+    release("pong")
+    play("bob")
+    release("pong")
+    release("cart")
+    release("pong", from_store="D/store")
+    erased = ask("data forget bob")[0]
+    assert (
+        "that may have learned from the player keep what they learned: pong/2, pong/3\n" in erased
+    )
+    assert ask.json("data forget ada")["models"] == ["pong/1", "pong/2", "pong/3"]
+    assert ask.json("data forget ida")["models"] == []
 
 
 def test_only_champions_of_games_that_a_forgotten_player_played_are_named(

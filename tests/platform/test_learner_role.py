@@ -499,6 +499,12 @@ def test_after_a_forget_a_replacement_is_trained_at_once_and_passes_if_it_is_not
             store.forget(b"unknown".ljust(16))
         status = until_idle(role)
         assert (status["models"], status["forgotten"]) == (1, "")
+        made.play(person(0.5), 1, player=b"q" * 16, max_steps=60)
+        until_idle(role)
+        with made.open() as store:
+            store.forget(b"q" * 16)
+        status = until_idle(role)
+        assert (status["models"], status["forgotten"]) == (1, ""), "it played after the training"
         with made.open() as store:
             store.forget(b"p" * 16)
     with role_of(made, CLONES) as role:  # another one, which was not running when it happened

@@ -610,7 +610,7 @@ def test_the_first_model_that_is_trained_after_a_forget_replaces_a_champion_from
 ):
     reigns = Reigns(quick_path)
 
-    def release(read_no: int | None, cursor: str = "9") -> int:
+    def release(read_no: int | None, cursor: str = "100") -> int:
         config = {} if read_no is None else {"read_no": read_no}
         lineage = replace(LINEAGE, cursor_to=cursor, config=config)
         policy = better(np.random.default_rng(read_no))
@@ -624,18 +624,18 @@ def test_the_first_model_that_is_trained_after_a_forget_replaces_a_champion_from
     third = release(200)
     now = reigns.registry.catalogue(GAME.game)
     models = (before, first, second, third)
-    assert [is_replacement(now, number, []) for number in models] == [False] * 4
-    assert [is_replacement(now, number, [90]) for number in models] == [False] * 4
-    assert [is_replacement(now, number, [150]) for number in models] == [False, True, False, False]
-    assert [is_replacement(now, number, [150, 180]) for number in models] == [
-        False,
-        True,
-        False,
-        True,
+    assert [is_replacement(now, number, {}) for number in models] == [False] * 4
+    assert [is_replacement(now, number, {90: 1}) for number in models] == [False] * 4
+    assert [is_replacement(now, number, {150: 1}) for number in models] == [False, True] + 2 * [
+        False
     ]
-    assert replacements(now, GAME.schema, [150, 180]) == [first, third]
-    assert replacements(now, "another", [150, 180]) == []
-    assert [learned_before(now, number, [90, 150]) for number in (champion, *models)] == [
+    both = {150: 1, 180: 0}
+    assert replacements(now, GAME.schema, both) == [first, third]
+    assert replacements(now, "another", both) == []
+    later_player = {150: 101, 180: 1}
+    assert replacements(now, GAME.schema, later_player) == [third]
+    assert learned_before(now, champion, {150: 1, 180: 101}) == 150, "only from the first player"
+    assert [learned_before(now, number, {90: 1, 150: 1}) for number in (champion, *models)] == [
         150,
         150,
         0,
@@ -645,8 +645,8 @@ def test_the_first_model_that_is_trained_after_a_forget_replaces_a_champion_from
     earlier_version = release(None)
     of_a_run = release(None, cursor="")
     now = reigns.registry.catalogue(GAME.game)
-    assert learned_before(now, earlier_version, [150]) == 150
-    assert learned_before(now, of_a_run, [150]) == 0
+    assert learned_before(now, earlier_version, {150: 1}) == 150
+    assert learned_before(now, of_a_run, {150: 0}) == 0
 
 
 # --- Draws ----------------------------------------------------------------------------------------

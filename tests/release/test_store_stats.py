@@ -540,8 +540,10 @@ def test_a_forget_concerns_the_schemas_that_the_player_has_played(made: Recordin
     made.play(person(0.5), 2, max_steps=20)
     with made.open() as store:
         store.forget(b"q" * 16)
+        before = store.next_arrival
+    made.play(person(0.5), 2, player=b"r" * 16, max_steps=20)
     stats = stats_of(made)
-    assert stats.forgotten("cart", GAME.schema) == []
+    assert stats.forgotten("cart", GAME.schema) == {}
     resumed = StoreStats(StoreFollower(made.data.store))
     resumed.restore(json.loads(json.dumps(stats.state())))
     stats.close()
@@ -549,8 +551,23 @@ def test_a_forget_concerns_the_schemas_that_the_player_has_played(made: Recordin
         store.forget(b"p" * 16)
     while resumed.follow():
         pass
-    assert resumed.forgotten("cart", GAME.schema) == [resumed.read_no]
-    assert resumed.forgotten("other", other.schema) == ()
+    assert resumed.forgotten("cart", GAME.schema) == {resumed.read_no: 1}
+    with made.open() as store:
+        store.forget(b"r" * 16)
+    while resumed.follow():
+        pass
+    assert resumed.forgotten("cart", GAME.schema)[resumed.read_no] == before
+    state = resumed.state()
+    fields = state["schemas"]["cart"][GAME.schema]
+    # As an earlier version wrote them.
+    fields[3] = hex(sum(1 << player for player in fields[3]))
+    fields[4] = list(fields[4])
+    resumed.restore(json.loads(json.dumps(state)))
+    numbers = list(resumed.forgotten("cart", GAME.schema))
+    assert resumed.forgotten("cart", GAME.schema) == dict.fromkeys(numbers, 0)
+    assert len(numbers) == 2
+    assert set(resumed.schemas["cart"][GAME.schema].players.values()) == {0}
+    assert resumed.forgotten("other", other.schema) == {}
     resumed.close()
 
 
@@ -656,7 +673,7 @@ def test_a_forget_after_an_upgrade_concerns_every_schema_that_was_played_before(
     upgraded.restore(state)
     while upgraded.follow():
         pass
-    assert upgraded.forgotten("cart", GAME.schema) == [upgraded.read_no]
+    assert upgraded.forgotten("cart", GAME.schema) == {upgraded.read_no: 0}
     upgraded.close()
 
 
@@ -679,7 +696,7 @@ def test_a_forget_before_a_recount_concerns_every_schema(made: Recording, is_pla
             recounted.restore(saved)
         while recounted.follow(max_items=3):
             pass
-        assert recounted.forgotten("cart", GAME.schema) == [forgotten_no]
+        assert recounted.forgotten("cart", GAME.schema) == {forgotten_no: 0}
         recounted.close()
 
 
@@ -696,7 +713,7 @@ def test_a_forget_concerns_steps_that_were_erased_since_the_stats_were_saved(mad
     resumed.restore(state)
     while resumed.follow():
         pass
-    assert resumed.forgotten("cart", GAME.schema) == [resumed.read_no]
+    assert resumed.forgotten("cart", GAME.schema) == {resumed.read_no: 0}
     resumed.close()
 
 
@@ -710,10 +727,10 @@ def test_only_a_forget_of_their_player_concerns_steps_that_were_quarantined_befo
         store.quarantine([chunk.meta.id], reason="wrong")
         store.forget(b"q" * 16)
     stats = stats_of(made)
-    assert stats.forgotten("cart", GAME.schema) == []
+    assert stats.forgotten("cart", GAME.schema) == {}
     with made.open() as store:
         store.forget(b"p" * 16)
     while stats.follow():
         pass
-    assert stats.forgotten("cart", GAME.schema) == [stats.read_no]
+    assert stats.forgotten("cart", GAME.schema) == {stats.read_no: 0}
     stats.close()

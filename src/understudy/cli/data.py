@@ -13,7 +13,12 @@ from understudy.backends.data import data_folder, remote_stats
 from understudy.backends.data import stats as count_stats
 from understudy.backends.deployment import registered_games
 from understudy.backends.local import open_view
-from understudy.cli.deployed import config_of, released_models, remote_store, unreplaced_models
+from understudy.cli.deployed import (
+    config_of,
+    models_that_learned_from,
+    remote_store,
+    unreplaced_models,
+)
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import (
     ResultTable,
@@ -393,7 +398,7 @@ def forget(
             folder = data_folder(data_text).must_exist()
             config = config_of(data_text, store_url=store_url)
             fields = forget_player(folder, player, game=game, timeout_s=timeout_s, config=config)
-    fields["models"] = released_models(data_text, fields["games"])
+    fields["models"] = models_that_learned_from(data_text, fields.pop("first_steps"))
     earlier = fields.pop("earlier")
     times = [at_s for requests in earlier.values() for at_s in requests.values()]
     fields["forgotten_before_s"] = max(times, default=None)
@@ -428,7 +433,11 @@ def forget(
         out.print(f"[yellow]not erased yet[/] in the {place}: {escape(why)}", soft_wrap=True)
     out.print(f"not searched: {', '.join(fields['not_searched'])}")
     if fields["models"] and has_erased:
-        out.print(f"models released earlier keep what they learned: {', '.join(fields['models'])}")
+        out.print(
+            "models that may have learned from the player keep what they learned: "
+            f"{', '.join(fields['models'])}",
+            soft_wrap=True,
+        )
     return finish(fields, as_json=as_json)
 
 

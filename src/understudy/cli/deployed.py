@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -38,13 +39,35 @@ def deployment(text: str | None, *, must_exist: bool = False) -> Deployment:
     return open_deployment(folder, models=config.models.url)
 
 
-def released_models(text: str | None, games: list[str]) -> list[str]:
-    """The names of these games' models, such as `rally/3`; empty if there is no deployment."""
+def models_that_learned_from(
+    text: str | None, first_steps: Mapping[str, Mapping[str, int] | None]
+) -> list[str]:
+    """The names of the models that may have learned from a player, such as `rally/3`.
+
+    `first_steps`: the arrival numbers of the player's first steps, by game and schema; None if they
+    are not known for a game. A model from a run on the store counts, whenever that was.
+    """
     config = config_of(text)
     if not signing_key(config.folder).exists():
         return []
+    # Imported here: it takes a second.
+    from understudy.release.gatekeeper import learned_before, schemas_learned
+
     registry = open_deployment(config.folder, models=config.models.url).registry
-    return [f"{game}/{number}" for game in games for number in registry.catalogue(game).models]
+    names = []
+    for game, first_nos in first_steps.items():
+        now = registry.catalogue(game)
+        for model_no, manifest in now.models.items():
+            learned = [0]
+            if first_nos is not None:
+                schemas = schemas_learned(now, model_no, first_nos)
+                learned = [first_nos[schema] for schema in schemas if schema in first_nos]
+            # A `forget` event of now comes after every training.
+            now_no = sys.maxsize
+            is_of_run = bool(manifest.lineage.config.get("from_store"))
+            if learned and (is_of_run or learned_before(now, model_no, {now_no: min(learned)})):
+                names.append(f"{game}/{model_no}")
+    return names
 
 
 def unreplaced_models(text: str | None, forgets: Mapping[str, Collection[int]]) -> list[str]:
@@ -58,7 +81,7 @@ def unreplaced_models(text: str | None, forgets: Mapping[str, Collection[int]]) 
         return []
     # Imported here: it takes a second.
     from understudy.release.gatekeeper import learned_before, schemas_learned
-    from understudy.release.store_stats import may_concern
+    from understudy.release.store_stats import concerning
 
     state = {}
     with contextlib.suppress(OSError, ValueError):
@@ -70,12 +93,8 @@ def unreplaced_models(text: str | None, forgets: Mapping[str, Collection[int]]) 
         every = state.get("schemas", {}).get(game, {})
         for champion in now.live("champion"):
             schemas = schemas_learned(now, champion.model_no, every)
-            concerning = [
-                number
-                for number in numbers
-                if may_concern(state, number, game=game, schemas=schemas)
-            ]
-            if learned_before(now, champion.model_no, concerning):
+            forgotten = concerning(state, numbers, game=game, schemas=schemas)
+            if learned_before(now, champion.model_no, forgotten):
                 names.append(f"{game}/{champion.model_no}")
     return names
 

@@ -37,12 +37,13 @@ def forget_player(
 
     The result's `left` names each place that may still hold something of the player, and why;
     `earlier` has the time of each earlier request to forget the name, by game and by its arrival
-    number; it is empty if that cannot be read.
+    number; it is empty if that cannot be read. `first_steps` has the arrival numbers of the
+    player's first steps, by game and schema; None for a game if they are not known.
     """
     config = config or Config()
     registered = registered_games(data, models=config.models.url)
     games, players = _find(data, player, registered, game)
-    earlier = _earlier_requests(data.store, games, players)
+    before = _before_erasing(data.store, games, players)
     if data.has_writer():
         hexes = [player_id.hex() for player_id in players]
         result = dict(send_request(data.requests, "forget", timeout_s=timeout_s, players=hexes))
@@ -60,7 +61,7 @@ def forget_player(
             "then run this command again"
         )
     left |= _left_in_stream(config.stream.url)
-    return result | {"earlier": earlier} | _forget_copies(data, player, games, players, left)
+    return result | before | _forget_copies(data, player, games, players, left)
 
 
 def forget_in_remote_store(
@@ -79,7 +80,7 @@ def forget_in_remote_store(
     games, players = _find(data, player, registered, game)
     # Arrival numbers are those of the copy that the learner reads.
     window = DataFolder(data.root, store_name="window").store
-    earlier = _earlier_requests(window, games, players)
+    before = _before_erasing(window, games, players)
     chunks = sum(store.forget(player_id) for player_id in players)
     left = {
         "store": "the database keeps deleted rows in its files until they are compacted, and the "
@@ -89,8 +90,8 @@ def forget_in_remote_store(
         "stream": "ingest deletes the frames from the data folder's stream an hour after they were "
         "stored"
     }
-    result = {"chunks": chunks, "stream_bytes": 0, "earlier": earlier}
-    return result | _forget_copies(data, player, games, players, left)
+    result = {"chunks": chunks, "stream_bytes": 0}
+    return result | before | _forget_copies(data, player, games, players, left)
 
 
 def _find(
@@ -119,19 +120,22 @@ def _find(
     return games, [pseudonym(key, game_name(played), name) for played in games]
 
 
-def _earlier_requests(
-    store: Path, games: list[str], players: list[bytes]
-) -> dict[str, dict[int, float]]:
-    """When a player was forgotten before, in seconds, by game and by arrival number."""
+def _before_erasing(store: Path, games: list[str], players: list[bytes]) -> dict[str, Any]:
+    """What a store knows of a player before the erasure: `earlier` and `first_steps`."""
+    unknown = {"earlier": {}, "first_steps": dict.fromkeys(games)}
     if not has_store(store):
-        return {}
+        return unknown
+    by_game = dict(zip(games, players, strict=True))
     try:
         with contextlib.closing(open_view(store)) as view:
             return {
-                game: view.forgets_of(player) for game, player in zip(games, players, strict=True)
+                "earlier": {game: view.forgets_of(player) for game, player in by_game.items()},
+                "first_steps": {
+                    game: view.first_arrivals(player) for game, player in by_game.items()
+                },
             }
     except UnderstudyError:
-        return {}  # a damaged copy must not prevent the erasure
+        return unknown  # a damaged copy must not prevent the erasure
 
 
 def _left_in_stream(url: str) -> dict[str, str]:

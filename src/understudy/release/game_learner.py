@@ -15,7 +15,7 @@ except where noted:
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -227,7 +227,8 @@ class GameLearner:
             self._calibrate(now, pointer)
             self._publish_explore_share(pointer)
         if self._must_replace(now, training):
-            _log.info("replacement", game=self.game, why=self._forgotten(now, spec.schema))
+            why = self._forgotten(now, spec.schema) or "a forget after the training began"
+            _log.info("replacement", game=self.game, why=why)
             training.renew()
         elif self._has_forgotten_start(now, training):
             _log.info("new_weights", game=self.game, why=f"a forget after {training.started_from}")
@@ -513,22 +514,25 @@ class GameLearner:
             return self._context.keeper.bounds.forget_margin
         return 0.0
 
-    def _forgets(self, now: Catalogue, schema: str) -> Sequence[int]:
-        """Arrival numbers of `forget` events of players of a schema.
+    def _forgets(self, now: Catalogue, schema: str) -> Mapping[int, int]:
+        """The `forget` events of players of a schema, as `StoreStats.forgotten` has them.
 
         Includes those of the schemas that its champion's first weights are from.
         """
         champion = now.model_of("champion", schema)
         return self._forgets_behind(now, champion) if champion else self._forgets_of([schema])
 
-    def _forgets_behind(self, now: Catalogue, model_no: int) -> Sequence[int]:
+    def _forgets_behind(self, now: Catalogue, model_no: int) -> Mapping[int, int]:
         """Those of all schemas that a model may have learned from."""
         every = self._context.store_stats.schemas.get(self.game, {})
         return self._forgets_of(schemas_learned(now, model_no, every))
 
-    def _forgets_of(self, schemas: Iterable[str]) -> Sequence[int]:
-        stats = self._context.store_stats
-        return sorted({*chain(*(stats.forgotten(self.game, schema) for schema in schemas))})
+    def _forgets_of(self, schemas: Iterable[str]) -> Mapping[int, int]:
+        first_nos: dict[int, int] = {}
+        for schema in schemas:
+            for number, first_no in self._context.store_stats.forgotten(self.game, schema).items():
+                first_nos[number] = min(first_no, first_nos.get(number, first_no))
+        return first_nos
 
     def _has_forgotten_start(self, now: Catalogue, training: GameTraining) -> bool:
         """Whether the first weights, which no update has changed, are from a forgotten player."""
@@ -540,7 +544,7 @@ class GameLearner:
         )
 
     def _must_replace(self, now: Catalogue, training: GameTraining) -> bool:
-        """Whether to train anew, since champion or training learned from a forgotten player.
+        """Whether to train anew, since the champion, or dqn, learned from a forgotten player.
 
         A training that is under way, and the trial of an earlier replacement, end first: otherwise
         frequent events would let no training and no trial end.
@@ -550,7 +554,7 @@ class GameLearner:
         champion = now.model_of("champion", schema)
         canary = now.model_of("canary", schema)
         newest = max(forgotten, default=0)
-        if champion:
+        if champion and training.algorithm != "dqn":
             newest = learned_before(now, champion, forgotten)
         return bool(
             newest
@@ -584,7 +588,7 @@ class GameLearner:
             and not training.marks.updates
             and training.marks.read_no < newest
         )
-        is_due = not replacement or learned_before(now, replacement, [newest])
+        is_due = not replacement or learned_before(now, replacement, {newest: forgotten[newest]})
         if replacement and now.model_of("canary", schema) == replacement:
             outcome = f"its replacement {name} is on trial"
             if is_due:

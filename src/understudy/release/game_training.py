@@ -6,7 +6,7 @@ import math
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -531,7 +531,7 @@ class GameTraining:
 
 
 def delete_forgotten(
-    folder: Path, forgotten: Mapping[str, Sequence[int]], *, in_use: Container[Path]
+    folder: Path, forgotten: Mapping[str, Collection[int]], *, in_use: Container[Path]
 ) -> list[Path]:
     """Delete the checkpoints of trainings that may have learned from a player forgotten since.
 

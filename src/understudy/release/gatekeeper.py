@@ -13,7 +13,7 @@ import bisect
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -357,15 +357,26 @@ class Gatekeeper:
         return self._check(now.models[model_no], raw, self._budget)
 
 
-def learned_before(now: Catalogue, model_no: int, forgotten: Sequence[int]) -> int:
-    """The newest `forget` event after a model's training began; 0 if there is none.
+def learned_before(now: Catalogue, model_no: int, forgotten: Mapping[int, int]) -> int:
+    """The newest `forget` event of a player from whom a model may have learned; 0: there is none.
 
-    `forgotten`: the arrival numbers of such events. A model that did not learn from the store has
-    learned from no player.
+    It came after the model's training began, and the player's first steps before it ended.
+    `forgotten`: the arrival numbers of these steps, 0 if not known, by those of such events. A
+    model that did not learn from the store has learned from no player.
     """
     lineage = now.models[model_no].lineage
-    newest = max(forgotten, default=0)
-    return newest if lineage.cursor_to and newest > lineage.config.get("read_no", 0) else 0
+    if not lineage.cursor_to:
+        return 0
+    read_to = int(lineage.cursor_to)
+    read_no = _read_no(now, model_no)
+    return max(
+        (
+            number
+            for number, first_no in forgotten.items()
+            if number > read_no and first_no <= read_to
+        ),
+        default=0,
+    )
 
 
 def schemas_learned(now: Catalogue, model_no: int, every: Iterable[str]) -> set[str]:
@@ -384,7 +395,7 @@ def schemas_learned(now: Catalogue, model_no: int, every: Iterable[str]) -> set[
     return schemas.union(every)
 
 
-def is_replacement(now: Catalogue, model_no: int, forgotten: Sequence[int]) -> bool:
+def is_replacement(now: Catalogue, model_no: int, forgotten: Mapping[int, int]) -> bool:
     """Whether a model is the first one of its schema that was trained after a `forget`.
 
     It is if the champion was trained before that, and may have learned from the player.
@@ -392,23 +403,24 @@ def is_replacement(now: Catalogue, model_no: int, forgotten: Sequence[int]) -> b
     return model_no in replacements(now, now.models[model_no].schema, forgotten)
 
 
-def replacements(now: Catalogue, schema: str, forgotten: Sequence[int]) -> list[int]:
-    """All models of a schema that `is_replacement` accepts, in order of their numbers.
-
-    `forgotten`: in ascending order.
-    """
+def replacements(now: Catalogue, schema: str, forgotten: Mapping[int, int]) -> list[int]:
+    """All models of a schema that `is_replacement` accepts, in order of their numbers."""
     champion = now.model_of("champion", schema)
-    if not champion or not learned_before(now, champion, forgotten):
+    if not champion:
         return []
+    concerning = sorted(
+        number
+        for number, first_no in forgotten.items()
+        if learned_before(now, champion, {number: first_no})
+    )
     found = []
     highest_no = 0
     for model_no in sorted(now.models):
         if now.models[model_no].schema != schema:
             continue
         read_no = _read_no(now, model_no)
-        n_known = bisect.bisect_right(forgotten, read_no)
-        newest = forgotten[n_known - 1] if n_known else 0
-        if newest > highest_no and learned_before(now, champion, [newest]):
+        n_known = bisect.bisect_right(concerning, read_no)
+        if n_known and concerning[n_known - 1] > highest_no:
             found.append(model_no)
         highest_no = max(highest_no, read_no)
     return found

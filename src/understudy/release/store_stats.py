@@ -14,7 +14,7 @@ the reason in `not_compared`; `progress`, the returns for display, leaves them o
 
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -93,10 +93,12 @@ class Recorded:
     """Number of steps by consent at their arrival; those of actors are under `actor`."""
     people: Counter[str] = field(default_factory=Counter)
     """The same, of episodes without a bot or script."""
-    players: int = 0
-    """Bits of the players with steps, by a hash of 16 bits: few others share one."""
-    forgotten: list[int] = field(default_factory=list)
-    """Arrival numbers of the newest `forget` events that concerned one of them."""
+    players: dict[int, int] = field(default_factory=dict)
+    """The first arrival number of each player's steps, by a hash of 16 bits: few others share one;
+    0: not known."""
+    forgotten: dict[int, int] = field(default_factory=dict)
+    """The newest `forget` events that concerned one of them, in order: the first arrival number of
+    the player's steps by that of the event."""
     erased: int = 0
     """Of the steps, those that were no longer stored after the last `forget` event."""
     has_end: bool = False
@@ -290,23 +292,27 @@ class StoreStats:
             return max(mature, key=lambda name: schemas[name].first_arrival)
         return max(schemas, key=lambda name: (steps[name], schemas[name].steps.total()))
 
-    def forgotten(self, game: str, schema: str) -> Sequence[int]:
-        """Arrival numbers of the newest `forget` events of players with steps of this schema.
+    def forgotten(self, game: str, schema: str) -> Mapping[int, int]:
+        """The newest `forget` events of players with steps of this schema, by arrival number.
 
-        An event counts if the player may have had such steps, and for any schema if that is not
-        known: the steps were removed before they were read, or an earlier version read them.
+        Each with the arrival number of the player's first steps, or 0 if that is not known. An
+        event counts if the player may have had such steps, and for any schema if that is not known:
+        the steps were removed before they were read, or an earlier version read them.
         """
         recorded = self.schemas.get(game, {}).get(schema)
-        return recorded.forgotten if recorded is not None else ()
+        return recorded.forgotten if recorded is not None else {}
 
     def _forget(self, tombstone: bytes, arrival_no: int) -> None:
-        bit = _player_bit(tombstone)
-        if self._unread_players & bit:
+        is_unread = bool(self._unread_players & _player_bit(tombstone))
+        if is_unread:
             self._unread_forgotten = [*self._unread_forgotten, arrival_no][-_MAX_FORGETS:]
         for schemas in self.schemas.values():
             for recorded in schemas.values():
-                if (recorded.players | self._unread_players) & bit:
-                    recorded.forgotten = [*recorded.forgotten, arrival_no][-_MAX_FORGETS:]
+                first_no = 0 if is_unread else recorded.players.get(_short_hash(tombstone))
+                if first_no is not None:
+                    recorded.forgotten[arrival_no] = first_no
+                    if len(recorded.forgotten) > _MAX_FORGETS:
+                        del recorded.forgotten[next(iter(recorded.forgotten))]
         self._drop_episodes(player_hash(tombstone))
         self._must_recount = True
 
@@ -339,12 +345,13 @@ class StoreStats:
         meta = chunk.meta
         columns = chunk.columns
         recorded = self.schemas.setdefault(meta.game, {}).setdefault(
-            meta.schema, Recorded(item.arrival_no, forgotten=self._unread_forgotten)
+            meta.schema,
+            Recorded(item.arrival_no, forgotten=dict.fromkeys(self._unread_forgotten, 0)),
         )
         recorded.steps["actor" if meta.kind == "actor" else meta.consent] += meta.n_steps
         if meta.kind == "actor":
             return
-        recorded.players |= _player_bit(tombstone_of(item.frame.player))
+        recorded.players.setdefault(_short_hash(tombstone_of(item.frame.player)), item.arrival_no)
         session = str(meta.session)
         received_s = float(item.frame.received_s)
         by = columns.get("by")
@@ -493,7 +500,7 @@ class StoreStats:
                         stored.first_arrival,
                         dict(stored.steps),
                         dict(stored.people),
-                        hex(stored.players),
+                        stored.players,
                         stored.forgotten,
                         stored.has_end,
                         stored.erased,
@@ -566,38 +573,54 @@ def _recorded(
     first_arrival: int,
     steps: Mapping[str, int],
     people: Mapping[str, int] | None = None,
-    players: str = "0x0",
-    forgotten: Sequence[int] = (),
+    players: Mapping[str, int] | str = "0x0",
+    forgotten: Mapping[str, int] | Sequence[int] = (),
     has_end: bool = True,
     erased: int = 0,
 ) -> Recorded:
-    """What a file holds of a schema; one of an earlier version lacks the last fields."""
+    """What a file holds of a schema; one of an earlier version lacks the last fields.
+
+    Earlier versions wrote which players there are as bits, and no first arrival numbers.
+    """
+    if isinstance(players, str):
+        bits = f"{int(players, 16):b}"[::-1]
+        players = {str(at): 0 for at, bit in enumerate(bits) if bit == "1"}
+    if not isinstance(forgotten, Mapping):
+        forgotten = {str(number): 0 for number in forgotten}
     return Recorded(
         first_arrival,
         Counter(steps),
         Counter(steps if people is None else people),
-        int(players, 16),
-        list(forgotten),
+        {int(player): first_no for player, first_no in players.items()},
+        {int(number): first_no for number, first_no in forgotten.items()},
         has_end=has_end,
         erased=erased,
     )
 
 
-def may_concern(
-    state: Mapping[str, Any], forget_no: int, *, game: str, schemas: Collection[str]
-) -> bool:
-    """Whether a `forget` event may be of a player with steps of these schemas; True if not known.
+def concerning(
+    state: Mapping[str, Any], forgets: Iterable[int], *, game: str, schemas: Collection[str]
+) -> dict[int, int]:
+    """Those `forget` events that may be of a player with steps of these schemas.
 
-    `state`: what `StoreStats.state` returned, or {}. `forget_no`: the event's arrival number.
+    Each with the arrival number of the player's first steps, or 0 if that is not known. `state`:
+    what `StoreStats.state` returned, or {}. `forgets`: arrival numbers of events.
     """
-    if forget_no > state.get("read_no", 0) or "unread_players" not in state:
-        return True
+    if "unread_players" not in state:
+        return dict.fromkeys(forgets, 0)
     stored = state["schemas"].get(game, {})
-    for forgotten in (_recorded(*stored[name]).forgotten for name in schemas if name in stored):
-        is_dropped = len(forgotten) >= _MAX_FORGETS and forget_no < forgotten[0]
-        if forget_no in forgotten or is_dropped:
-            return True
-    return False
+    every = [_recorded(*stored[name]).forgotten for name in schemas if name in stored]
+    found = {}
+    for number in forgets:
+        first_nos = [forgotten[number] for forgotten in every if number in forgotten]
+        is_dropped = any(
+            len(forgotten) >= _MAX_FORGETS and number < min(forgotten) for forgotten in every
+        )
+        if number > state.get("read_no", 0) or is_dropped:
+            first_nos = [0]
+        if first_nos:
+            found[number] = min(first_nos)
+    return found
 
 
 def player_hash(tombstone: bytes) -> str:
@@ -605,8 +628,12 @@ def player_hash(tombstone: bytes) -> str:
     return tombstone.hex()[:16]
 
 
+def _short_hash(tombstone: bytes) -> int:
+    return int.from_bytes(tombstone[:2])
+
+
 def _player_bit(tombstone: bytes) -> int:
-    return 1 << int.from_bytes(tombstone[:2])
+    return 1 << _short_hash(tombstone)
 
 
 def believed(played: Sequence[Played]) -> list[list[float]]:

@@ -230,6 +230,20 @@ class StoreView:
             rows = db.execute(query, (tombstone_of(player),)).fetchall()
         return {number: at_s for number, _, at_s, _ in (checked("events", row) for row in rows)}
 
+    def first_arrivals(self, player: bytes) -> dict[str, int] | None:
+        """The arrival number of a player's first steps, by schema; None if records were deleted.
+
+        Includes steps that were withdrawn or have expired since.
+        """
+        query = (
+            "SELECT c.schema, min(f.arrival) FROM frames f JOIN sessions s ON s.id = f.session "
+            "JOIN schemas c ON c.id = f.schema WHERE s.player = ? AND f.kind = 0 GROUP BY c.schema"
+        )
+        with self.snapshot() as db:
+            if read_head(db).pruned_below > 1:
+                return None
+            return dict(db.execute(query, (player,)).fetchall())
+
     def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
         """Matching sessions, each once, in order of first arrival; none of forgotten players."""
         query = (
