@@ -791,6 +791,27 @@ def test_a_ranking_that_was_killed_is_computed_again_with_the_same_result(
     assert resumed.policy_sha256 == whole.policy_sha256
 
 
+def test_a_ranking_waits_while_another_game_gets_its_first_bot(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
+    made.registry().register(CONTINUOUS)
+    made.play(person(0.5), 60)
+    with role_of(made, RANKED) as role:
+        while (cart := role._games.get("cart")) is None or cart._ranking is None:
+            assert role.step()
+        ranking = cart._ranking
+        made.play(person(0.5), 12, spec=CONTINUOUS)
+        made.clock.advance(1)
+        with monkeypatch.context() as patched:
+            patched.setattr(ranking, "step", lambda: pytest.fail("the other game has no bot"))
+            while not role.status()["games"].get("slide", {}).get("champion"):
+                assert role.step()
+        paused = role.status()["games"]["cart"]
+        assert paused["why"].startswith("paused while another game gets its first bot: ")
+        assert cart._ranking is ranking
+        assert until_idle(role)["canary"] == 2
+
+
 def test_a_clone_that_cannot_be_trained_ends_the_ranking_and_is_not_a_failure_of_iql(
     made: Recording, monkeypatch: pytest.MonkeyPatch
 ):

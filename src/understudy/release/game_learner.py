@@ -130,7 +130,7 @@ class GameLearner:
     def step(self, *, may_train: bool = True) -> bool:
         """Do the schedule's next action; False if there was none, or an error, which is logged.
 
-        Without `may_train`, a training is paused as it is between any two of its calls.
+        Without `may_train`, a training or ranking is paused as it is between any two of its calls.
         """
         if self._context.clock.monotonic() < self._retry_at_s:
             return False
@@ -251,7 +251,8 @@ class GameLearner:
             released_updates=training.marks.updates,
         )
         self._next = next_action(status, context.config.schedule)
-        if not may_train and self._next.action == "train":
+        is_ranked = self._next.action == "release" and self._may_rank(training)
+        if not may_train and (self._next.action == "train" or is_ranked):
             why = f"paused while another game gets its first bot: {self._next.why}"
             self._next = replace(self._next, action="wait", why=why)
         if self._next.action == "train":
@@ -264,7 +265,7 @@ class GameLearner:
                 training.step()
             if context.clock.monotonic() - training.saved_s >= context.config.checkpoint_every_s:
                 training.save_if_moved()
-        elif self._next.action == "release" and self._may_rank(training):
+        elif is_ranked and self._next.action == "release":
             self._rank(training)
         elif self._next.action == "release":
             self._release(training, training.candidate, training.lineage())
