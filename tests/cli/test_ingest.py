@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.models.small_s3 import SmallS3, small_s3
 from understudy.backends.data import DataFolder
 from understudy.cli.root import run
+from understudy.core.errors import ConfigError
 from understudy.experience.intake import deployment_key
 from understudy.models.cloud import CloudObjects
 from understudy.models.registry import Registry
@@ -76,6 +78,23 @@ def test_a_folder_that_does_not_exist_is_rejected_and_not_created(
         said = capsys.readouterr().err
         assert "typo does not exist, so it has no stream to store; pass the folder" in said
     assert not (tmp_path / "typo").exists()
+
+
+def test_a_folder_that_is_not_a_data_folder_is_rejected_and_not_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "thesis.tex").touch()
+    assert run(["ingest", "--data", str(tmp_path), "--until-empty"]) == 2
+    said = capsys.readouterr().err
+    assert "is not a data folder: it holds other files (thesis.tex); pass the folder" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+    def fails(*_: object) -> NoReturn:
+        raise ConfigError("no network in tests")
+
+    monkeypatch.setattr("understudy.cli.ingest.open_ingest", fails)
+    assert run(["ingest", "--data", str(tmp_path / "new"), "--stream", "kinesis://games"]) == 2
+    assert capsys.readouterr().out == f"created {tmp_path / 'new'}\n"
 
 
 @pytest.mark.usefixtures("registered")

@@ -9,8 +9,9 @@ from types import FrameType
 from typing import Any
 
 import click
+from rich.console import Console
 
-from understudy.backends.data import data_folder
+from understudy.backends.data import DataFolder, data_folder
 from understudy.cli.interrupts import INTERRUPTED
 from understudy.cli.options import (
     common_options,
@@ -22,10 +23,24 @@ from understudy.cli.options import (
     store_option,
 )
 from understudy.core.errors import ConfigError
+from understudy.experience.intake import BACKUP_FILE, RESTORING
 from understudy.platform.children import log_to_stderr
-from understudy.platform.config import Config, mask_secrets, resolve
+from understudy.platform.config import FILE_NAME, Config, mask_secrets, resolve
 from understudy.platform.ingest import open_ingest
 
+_OF_DATA_FOLDERS = {
+    "key",
+    "signing.key",
+    "models",
+    "spool",
+    "store",
+    "stream",
+    FILE_NAME,
+    BACKUP_FILE,
+    RESTORING,
+}
+"""A folder with one of these is a data folder, or is rejected with a reason of its own."""
+_OF_SYSTEMS = {"lost+found", ".DS_Store"}
 _INTERRUPTED = (
     b"interrupted; steps that are not stored yet stay in the stream until the next start\n"
 )
@@ -78,13 +93,7 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
     stop = threading.Event()
     config = _config(data_text, flags)
     log_to_stderr(as_json=not out.is_terminal)
-    if config.stream.url:
-        data.root.mkdir(parents=True, exist_ok=True)
-    elif not data.root.is_dir():
-        raise ConfigError(
-            f"{data.root} does not exist, so it has no stream to store; pass the folder of the "
-            "recorded steps with --data, or create it first if a game is to record into it"
-        )
+    _check_folder(data, is_remote=bool(config.stream.url), out=out)
     if not until_empty:
         _stop_on_signals(stop)  # before the store opens, so that an early stop drains, too
     with open_ingest(config.folder, config) as role:
@@ -107,6 +116,25 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
         + "".join(f", {reason} {count}" for reason, count in stats.refusals.items())
     )
     return finish({**fields, **role.spark_figures()}, as_json=as_json)
+
+
+def _check_folder(data: DataFolder, *, is_remote: bool, out: Console) -> None:
+    """Raise ConfigError unless a folder is a data folder or empty, or the stream is elsewhere."""
+    if data.root.is_dir():
+        names = sorted({path.name for path in data.root.iterdir()} - _OF_SYSTEMS)
+        if names and not _OF_DATA_FOLDERS & set(names):
+            raise ConfigError(
+                f"{data.root} is not a data folder: it holds other files ({', '.join(names[:3])}); "
+                "pass the folder of the recorded steps with --data, or an empty one"
+            )
+    elif is_remote:
+        data.root.mkdir(parents=True)
+        out.print(f"created {data.root}", soft_wrap=True, markup=False)
+    else:
+        raise ConfigError(
+            f"{data.root} does not exist, so it has no stream to store; pass the folder of the "
+            "recorded steps with --data, or create it first if a game is to record into it"
+        )
 
 
 def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
