@@ -29,6 +29,8 @@ LEARNT = {
     "error": "",
     "schedule": ["from 1000 steps: bc"],
     "consent_unknown_steps": 12,
+    "best_episodes": 4,
+    "known_episodes": 20,
     "people": {"players": 3, "episodes": 20, "mean": 4.5, "best": 12.25},
     "returns": {"pong/1": {"episodes": 7, "mean": 6.5}},
     "next": ADVICE,
@@ -67,7 +69,9 @@ def look(data: Path, *, later_s: float = 0.0) -> dict[str, Any]:
     return status(DataFolder(data), clock=ManualClock(START_S + later_s))
 
 
-def test_roles_games_schedule_and_advice_are_shown(tmp_path: Path, held: ExitStack):
+def test_roles_games_schedule_and_advice_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
+):
     data = tmp_path / "D"
     release_run(open_deployment(DataFolder(data)), a_run(tmp_path / "one"))
     leave(data, "gateway", held, report={"url": "http://here"}, rates={"frames": 2.5})
@@ -78,6 +82,8 @@ def test_roles_games_schedule_and_advice_are_shown(tmp_path: Path, held: ExitSta
     assert {role["role"]: role["rates"] for role in found["roles"]}["gateway"] == {"frames": 2.5}
     (game,) = found["games"]
     assert (game["models"], game["champion"], game["phase"]) == (1, 1, "bc")
+    run_command(["status", "--data", str(data)])
+    assert "\n  clones the best 4 of 20 whole episodes\n" in capsys.readouterr().out
     assert found["next"] == [f"pong: {ADVICE}"]
 
 

@@ -397,6 +397,20 @@ def test_a_run_on_rewards_that_are_no_numbers_ends_with_an_error(
     assert not (tmp_path / "R" / "result.json").exists()
 
 
+def test_how_many_episodes_were_cloned_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    played = str(tmp_path / "P")
+    said(capsys, "train", GAME, "--steps", "512", "--algorithm", "dqn", "--out", played, *SETS)
+    options = ["--algorithm", "bc", "--from-store", played, "--set", "best_share=0.25"]
+    out, _ = said(
+        capsys, "train", GAME, *options, "--steps", "200", "--out", str(tmp_path / "R"), *SETS
+    )
+    result = RunFolder(tmp_path / "R").result()
+    assert result is not None
+    n_best, n_known = (result[f"{name}_episodes"] for name in ("best", "known"))
+    assert 0 < n_known / 4 <= n_best <= n_known
+    assert f"\ncloned the best {n_best} of {n_known} whole episodes\n" in out
+
+
 def test_cut_episodes_are_told_by_train_and_by_evaluate(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):

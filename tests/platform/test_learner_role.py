@@ -344,6 +344,7 @@ def test_a_clone_of_the_best_episodes_is_released(quick_path: Path):
     lineage = made.registry().catalogue("walk").models[1].lineage
     assert "best_share = 0.5" in lineage.config["settings"]
     n_best, n_known = (lineage.metrics[f"{name}_episodes"] for name in ("best", "known"))
+    assert (status["best_episodes"], status["known_episodes"]) == (n_best, n_known)
     assert n_known / 2 <= n_best <= n_known <= 300
 
 

@@ -139,6 +139,9 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
     if game.get("why"):
         phase = f"{game['phase']}, " if game["phase"] else ""
         lines.append(f"{phase}{game['doing']}: {game['why']}")
+    if known := game.get("known_episodes"):
+        best = format_count(game["best_episodes"])
+        lines.append(f"clones the best {best} of {count_of(known, 'whole episode')}")
     if missing_steps := game.get("missing_steps"):
         what = "next candidate" if game.get("champion") else "first bot"
         lines.append(f"{what}: after {count_of(missing_steps, 'more step')}")
@@ -362,6 +365,8 @@ def _shown(report: dict[str, Any]) -> dict[str, Any]:
         "schedule",
         "updates",
         "usable_steps",
+        "best_episodes",
+        "known_episodes",
         "consent_unknown_steps",
         "canary_episodes",
         "canary_evidence",

@@ -338,6 +338,9 @@ def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> Non
     lines += [f"video   {escape(path)}" for path in result.get("videos", ())]
     if result["updates"] == 0:
         lines.insert(1, "[bold red]nothing was learned[/]: too few steps for a first update")
+    if known := result.get("known_episodes"):
+        best = format_count(result["best_episodes"])
+        lines.insert(2, f"cloned the best {best} of {count_of(known, 'whole episode')}")
     if cut := result.get("cut_episodes"):
         lines.insert(
             1,

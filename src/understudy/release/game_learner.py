@@ -790,6 +790,9 @@ class GameLearner:
             "steps": training.steps if training else 0,
             "usable_steps": training.engine.n_usable if training else 0,
             "updates": training.updates if training else 0,
+            # While a clone is trained beside iql, those that it learns from.
+            **(training.engine.best_of if training else {}),
+            **(self._clone.engine.best_of if self._clone else {}),
             "version": training.engine.learner.counts.version if training else 0,
             "models": len(now.models),
             "champion": now.model_of("champion"),

@@ -112,6 +112,13 @@ class FromStore:
         return self._replay.n_sampleable + sum(self._held_out.values())
 
     @property
+    def best_of(self) -> dict[str, int]:
+        """`best_episodes` and `known_episodes`, if it clones only the best of them; else empty."""
+        names = ("best_episodes", "known_episodes")
+        metrics = self._source.metrics
+        return {name: int(metrics[name]) for name in names if name in metrics}
+
+    @property
     def steps(self) -> int:
         return self.learner.counts.updates
 

@@ -35,6 +35,7 @@ from understudy.training.env_info import (
 from understudy.training.evaluation import AT_THE_END, Evaluator, held_out_seeds, make_evaluator
 from understudy.training.events import HoldInterrupts, InitFrom, OnEvent, Started
 from understudy.training.folder import RunFolder, check_free, default_folder, draw_curve, is_empty
+from understudy.training.from_store import FromStore
 from understudy.training.preset import with_study
 from understudy.training.resume import (
     check_agrees,
@@ -544,6 +545,8 @@ def _run(
         result = result_of(
             training, facts, env_class=env_info.env_class if env_info is not None else ""
         )
+        if isinstance(training.engine, FromStore):
+            result |= training.engine.best_of
         result["init_from"] = init_from and dataclasses.asdict(init_from)
         result["horizon"] = settings.run.horizon or settings.run.steps
         result["cut_schedules"] = {
