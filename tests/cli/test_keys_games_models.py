@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,6 +277,35 @@ def test_a_player_who_was_forgotten_before_is_not_taken_for_a_typo(ask: Asked, t
     release(read_no=100)
     replaced = ask.json("data forget ada")
     assert (replaced["forgotten_before_s"] is not None, replaced["unreplaced"]) == (True, [])
+
+
+def test_a_missing_spec_is_named_in_a_folder_without_a_deployment(ask: Asked, tmp_path: Path):
+    data = tmp_path / "D"
+    for name in ("pong", "cart"):
+        with connect(name, obs=2, actions=2, data=data, consent="granted") as game:
+            episode = game.episode(player="ada")
+            episode.acted(obs=[0.0, 1.0], action=0)
+            episode.end()
+        if name == "pong":
+            ask("ingest --until-empty")
+    assert [row["game"] for row in ask.json("games list")["games"]] == ["cart", "pong"]
+    shutil.rmtree(data / "models")
+    lacking = "frames of cart lack their spec, so they are not stored"
+    missing = "is missing, although recorded steps need it"
+
+    def look() -> None:
+        checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
+        assert (checks["specs"]["colour"], checks["specs"]["result"]) == ("yellow", lacking)
+        assert "games add GAME" in checks["specs"]["next"]
+        assert missing in checks["models"]["result"]
+        listed = ask("games list", code=1)[0]
+        assert "! pong: its spec is damaged: games/pong/" in listed
+        assert f"! {lacking}; next: start the game" in listed
+
+    look()
+    ask("ingest --until-empty")  # registers pong again
+    assert ask.json("games list")["without_spec"] == ["cart"]
+    assert not signing_key(DataFolder(data)).exists()
 
 
 def test_only_models_that_have_read_steps_of_a_forgotten_player_are_named(

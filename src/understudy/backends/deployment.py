@@ -101,6 +101,11 @@ def registered_games(data: DataFolder, *, models: str = "") -> list[str]:
     return open_deployment(data, models=models).registry.games()
 
 
+def spec_registry(data: DataFolder, *, models: str = "") -> Registry:
+    """Return the registry to read specs from; without keys, so it can neither sign nor verify."""
+    return Registry(open_objects(models or models_folder(data)), trusted={})
+
+
 def models_folder(data: DataFolder) -> Path:
     """Return the folder of models, specs and keys, for deployments without a models URL."""
     return data.root / "models"

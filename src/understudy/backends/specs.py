@@ -1,9 +1,14 @@
 """Where ingest reads game specs: the data folder, or a remote registry."""
 
-from understudy.backends.data import DataFolder
+import contextlib
+
+from understudy.backends.data import DataFolder, stored_schemas
 from understudy.backends.deployment import open_deployment
+from understudy.backends.local import open_file_stream, open_view
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import InvalidName, SpecError
+from understudy.core.errors import InvalidName, Refused, SpecError, UnderstudyError
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import decode_frame
 from understudy.experience.game import GameSpec
 from understudy.ingest.specs import SpecFolder
 from understudy.models.registry import Registry
@@ -12,6 +17,7 @@ from understudy.ports import Specs
 MISS_S = 1.0
 """How long a failed lookup is cached: frames of an unknown schema cost one request a second."""
 _MOST_MISSES = 4096
+_PAGE_BYTES = 65_536
 
 
 def registered_specs(data: DataFolder, *, models: str) -> Specs:
@@ -21,6 +27,32 @@ def registered_specs(data: DataFolder, *, models: str) -> Specs:
         if models
         else SpecFolder(data.games)
     )
+
+
+def games_without_spec(data: DataFolder, specs: Specs) -> list[str]:
+    """Return the games of frames in quarantine or stream that cannot be stored without their spec.
+
+    Only the first frames are read: a page of the quarantine, and one of each partition.
+    """
+    raws: list[bytes] = []
+    with contextlib.suppress(UnderstudyError, OSError):  # `doctor` reports what is damaged
+        if data.has_store():
+            with open_view(data.store) as view:
+                raws += [frame.raw for frame in view.quarantined()]
+    stream = open_file_stream(data.stream)
+    with contextlib.closing(stream), contextlib.suppress(UnderstudyError, OSError):
+        for partition in stream.partitions():
+            page = stream.read(partition.id, None, max_bytes=_PAGE_BYTES, wait_s=0.0)
+            raws += [record.raw for record in page.records]
+    stored = stored_schemas(data)
+    games: set[str] = set()
+    for raw in raws:
+        with contextlib.suppress(Refused):
+            meta = chunk_of(decode_frame(raw)).meta
+            is_stored = meta.schema in stored.get(meta.game, ())
+            if not is_stored and specs.spec(meta.game, meta.schema) is None:
+                games.add(meta.game)
+    return sorted(games)
 
 
 class RegistrySpecs:

@@ -13,10 +13,13 @@ from understudy.backends.deployment import (
     has_deployment,
     open_deployment,
     signing_key,
+    spec_registry,
 )
 from understudy.backends.specs import RegistrySpecs
 from understudy.core.errors import ConfigError
+from understudy.core.wording import joined
 from understudy.experience.intake import check_data_folder
+from understudy.models.registry import Registry
 from understudy.platform.config import Config, resolve
 from understudy.ports import FullStore, Specs
 
@@ -37,6 +40,17 @@ def deployment(text: str | None, *, must_exist: bool = False) -> Deployment:
             f"{folder.root}', or choose another folder with --data"
         )
     return open_deployment(folder, models=config.models.url)
+
+
+def readable_registry(text: str | None) -> Registry:
+    """The registry of a data folder; where `up` never ran, one of specs only."""
+    config = config_of(text)
+    folder = config.folder
+    is_recorded = folder.games.exists() or folder.store.exists() or folder.stream.exists()
+    if is_recorded and not has_deployment(folder, models=config.models.url):
+        check_data_folder(folder.root)
+        return spec_registry(folder, models=config.models.url)
+    return deployment(text, must_exist=True).registry
 
 
 def models_that_learned_from(
@@ -97,6 +111,14 @@ def unreplaced_models(text: str | None, forgets: Mapping[str, Collection[int]]) 
             if learned_before(now, champion.model_no, forgotten):
                 names.append(f"{game}/{champion.model_no}")
     return names
+
+
+def waiting_for_spec(games: list[str]) -> str:
+    """A line about recorded frames that cannot be stored without their game's spec."""
+    return (
+        f"frames of {joined(games)} lack their spec, so they are not stored; next: start the game, "
+        "which registers it, or understudy games add GAME, then understudy data quarantine replay"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,12 @@ from understudy.backends.deployment import (
     has_deployment,
     inspect_deployment,
     signing_key,
+    spec_registry,
 )
 from understudy.backends.local import open_file_stream, open_view
-from understudy.backends.specs import RegistrySpecs
+from understudy.backends.specs import RegistrySpecs, games_without_spec
 from understudy.cli.certificates import certificates, check_certificate
+from understudy.cli.deployed import waiting_for_spec
 from understudy.cli.options import common_options, console, count_of, examples, finish
 from understudy.client.spool import count_spooled
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
@@ -281,11 +283,10 @@ def _unsent_frames(data: DataFolder) -> Iterator[DoctorCheck]:
 
 def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
     try:
-        if not has_deployment(data, models=models):
-            return
-        deployment = inspect_deployment(data, models=models)
-        registry = deployment.registry
         stored = stored_schemas(data)
+        is_deployed = has_deployment(data, models=models)
+        deployment = inspect_deployment(data, models=models) if is_deployed else None
+        registry = deployment.registry if deployment else spec_registry(data, models=models)
         games = sorted({*registry.games(), *stored})
         damaged = [
             f"{game} ({part}): {damage}"
@@ -294,14 +295,18 @@ def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
                 game, every=True, schemas=stored.get(game, ())
             ).items()
         ]
-        if damage := deployment.keys.damage():
+        if deployment is not None and (damage := deployment.keys.damage()):
             damaged.append(f"keys: {damage}")
+        without_spec = games_without_spec(data, RegistrySpecs(registry))
     except (UnderstudyError, OSError) as error:
         yield DoctorCheck("models", "red", str(error))  # the message names the next step
         return
+    if without_spec:
+        result, _, advice = waiting_for_spec(without_spec).partition("; next: ")
+        yield DoctorCheck("specs", "yellow", result, advice)
     if damaged:
         yield DoctorCheck("models", "red", "; ".join(damaged))
-    else:
+    elif deployment is not None:
         yield DoctorCheck(
             "models",
             "green",

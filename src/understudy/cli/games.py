@@ -7,7 +7,8 @@ import click
 from rich.markup import escape
 
 from understudy.backends.data import stored_schemas
-from understudy.cli.deployed import deployment
+from understudy.backends.specs import RegistrySpecs, games_without_spec
+from understudy.cli.deployed import config_of, deployment, readable_registry, waiting_for_spec
 from understudy.cli.options import (
     ResultTable,
     common_options,
@@ -81,10 +82,10 @@ def add(
 @common_options
 def list_games(data_text: str | None, as_json: bool) -> int:
     """List registered games with their schemas and bots; exits 1 if something is damaged."""
-    deployed = deployment(data_text, must_exist=True)
-    registry = deployed.registry
+    registry = readable_registry(data_text)
+    config = config_of(data_text)
     rows: list[dict[str, Any]] = []
-    stored = stored_schemas(deployed.data)
+    stored = stored_schemas(config.folder)
     for name in sorted({*registry.games(), *stored}):
         specs = registry.specs(name, skips_damaged=True)
         try:
@@ -123,7 +124,11 @@ def list_games(data_text: str | None, as_json: bool) -> int:
     ]
     for line in damaged:
         out.print(f"[red]![/] {escape(line)}", soft_wrap=True)
-    return finish({"games": rows}, as_json=as_json, code=1 if damaged else 0)
+    without_spec = games_without_spec(config.folder, RegistrySpecs(registry))
+    if without_spec:
+        out.print(f"[yellow]![/] {escape(waiting_for_spec(without_spec))}", soft_wrap=True)
+    fields = {"games": rows, "without_spec": without_spec}
+    return finish(fields, as_json=as_json, code=1 if damaged else 0)
 
 
 @games.command(

@@ -24,7 +24,7 @@ import structlog
 
 from understudy.backends.addresses import open_store, open_stream
 from understudy.backends.data import DataFolder
-from understudy.backends.deployment import models_folder, open_deployment
+from understudy.backends.deployment import open_deployment, spec_registry
 from understudy.backends.local import (
     as_local_store,
     file_stream_folders,
@@ -56,8 +56,6 @@ from understudy.ingest.spark import (
     require_spark,
 )
 from understudy.ingest.specs import SpecFolder
-from understudy.models.objects import open_objects
-from understudy.models.registry import Registry
 from understudy.platform.children import (
     log_to_stderr,
     report,
@@ -419,13 +417,13 @@ def open_in_task(address: str) -> Opened:
     urls = json.loads(address)
     data = DataFolder(Path(urls["data"]))
     # A worker on another machine has no keys, and needs none to read a spec.
-    specs = RegistrySpecs(Registry(open_objects(urls["models"] or models_folder(data)), trusted={}))
+    specs = RegistrySpecs(spec_registry(data, models=urls["models"]))
     return open_stream(urls["stream"], data), open_store(urls["store"], specs=specs), specs
 
 
 def _restore_specs(data: DataFolder, store: "LocalStore", specs: SpecFolder) -> None:
     """Write the specs that were removed or damaged again, from the copies in the store."""
-    registry = Registry(open_objects(models_folder(data)), trusted={})
+    registry = spec_registry(data)
     for spec in store.stored_specs():
         if specs.spec(spec.game, spec.schema) is None:
             registry.register(spec)
