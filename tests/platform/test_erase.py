@@ -11,6 +11,7 @@ import pytest
 from understudy.backends.data import DataFolder
 from understudy.client.connect import ClientConfig, Game, connect, local_link
 from understudy.core.clock import SystemClock
+from understudy.core.errors import Locked
 from understudy.core.log import FileLock
 from understudy.experience.game import game_spec
 from understudy.experience.intake import deployment_key, pseudonym
@@ -83,6 +84,16 @@ def test_nothing_stays_in_the_stream_of_a_process_that_is_still_connected(data: 
         assert role.store.audit().chunks == 1
     answer = forget_player(data, "ada", game=None, timeout_s=5)
     assert (answer["left"], answer["is_finished"]) == ({}, True)
+
+
+def test_a_request_that_times_out_may_still_be_carried_out_and_says_so(data: DataFolder) -> None:
+    record(data, "ada")
+    with LocalStore(data.store) as store:
+        with pytest.raises(Locked, match=r"it may still carry it out; to check, run this command"):
+            forget_player(data, "ada", game=None, timeout_s=0.05)
+        store.forget(pseudonym(deployment_key(data.root), SPEC.game, "ada"))
+    answer = forget_player(data, "ada", game=None, timeout_s=5)
+    assert (answer["chunks"], len(answer["earlier"][SPEC.game])) == (0, 1)
 
 
 def test_spooled_sessions_of_a_running_game_are_named(data: DataFolder) -> None:

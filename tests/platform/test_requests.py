@@ -62,8 +62,10 @@ def test_an_unexpected_error_of_a_handler_is_answered_and_its_request_removed(
 
 
 def test_a_request_without_answer_is_an_error_that_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(Locked, match="did not answer"):
+    with pytest.raises(Locked, match=r"did not answer 'barrier' within 0\.05 s; try again later;"):
         send_request(tmp_path, "barrier", timeout_s=0.05)
+    with pytest.raises(Locked, match="it may still carry it out; to check, look; otherwise stop"):
+        send_request(tmp_path, "forget", timeout_s=0.05, check="look")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -46,7 +46,16 @@ def forget_player(
     before = _before_erasing(data.store, games, players)
     if data.has_writer():
         hexes = [player_id.hex() for player_id in players]
-        result = dict(send_request(data.requests, "forget", timeout_s=timeout_s, players=hexes))
+        result = dict(
+            send_request(
+                data.requests,
+                "forget",
+                timeout_s=timeout_s,
+                check="run this command again later: it erases what is left, or says when the "
+                "name was requested before",
+                players=hexes,
+            )
+        )
     elif config.stream.url:
         with open_own_store(data, config) as store:
             chunks = sum(store.forget(player_id) for player_id in players)
@@ -216,7 +225,8 @@ def compact_store(data: DataFolder, *, config: Config, timeout_s: float) -> dict
             "tools"
         )
     if data.has_writer():
-        return dict(send_request(data.requests, "compact", timeout_s=timeout_s))
+        check = "look for free bytes: understudy data stats"
+        return dict(send_request(data.requests, "compact", timeout_s=timeout_s, check=check))
     with open_own_store(data, config) as store:
         return {"freed_bytes": store.compact()}
 
@@ -226,6 +236,9 @@ def replay_quarantine(
 ) -> dict[str, Any]:
     """Store quarantined frames that now pass every check."""
     if data.has_writer():
-        return dict(send_request(data.requests, "replay", timeout_s=timeout_s, ids=ids))
+        check = "run: understudy data quarantine list"
+        return dict(
+            send_request(data.requests, "replay", timeout_s=timeout_s, check=check, ids=ids)
+        )
     with open_own_store(data, config := config or Config()) as store:
         return dict(replay(store, registered_specs(data, models=config.models.url), ids))

@@ -16,11 +16,12 @@ _POLL_S = 0.02
 
 
 def send_request(
-    folder: Path, command: str, *, timeout_s: float, **arguments: Any
+    folder: Path, command: str, *, timeout_s: float, check: str = "", **arguments: Any
 ) -> Mapping[str, Any]:
     """Return the answer of the process that has the store open; Locked if none arrives in time.
 
-    Raises UnderstudyError if that process reports an error.
+    It may have begun by then, and finish later; `check` says how to find out. Raises
+    UnderstudyError if that process reports an error.
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
@@ -39,9 +40,10 @@ def send_request(
     finally:
         remove(request)
         remove(answer)
+    later = f"it may still carry it out; to check, {check}" if check else "try again later"
     raise Locked(
-        f"the process that has the store open did not answer '{command}' within {timeout_s:.0f} s; "
-        "try again later, stop that process first, or raise --timeout if the command has it"
+        f"the process that has the store open did not answer '{command}' within {timeout_s:g} s; "
+        f"{later}; otherwise stop that process first, or raise --timeout if the command has it"
     )
 
 
