@@ -1394,7 +1394,7 @@ def test_a_fenced_role_reports_it_and_exits(
     made.play(person(0.3), 2)
     step = LearnerRole.step
 
-    def step_before_takeover(role: LearnerRole) -> bool:
+    def step_before_takeover(role: LearnerRole, stop: threading.Event) -> bool:
         has_worked = step(role)
         made.registry().takeover("cart", owner="another learner")
         return has_worked
@@ -1462,6 +1462,27 @@ def test_a_game_without_a_bot_goes_first_and_the_training_that_waits_loses_nothi
     assert [model.policy_sha256 for model in ours.values()] == [
         model.policy_sha256 for model in theirs.values()
     ]
+
+
+def test_a_stop_waits_for_the_work_of_one_game_only(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
+    made.registry().register(CONTINUOUS)
+    made.play(person(0.5), 1)
+    made.play(person(0.5), 1, spec=CONTINUOUS)
+    stop = threading.Event()
+    worked = []
+
+    def work(game: game_learner.GameLearner, **_: Any) -> bool:
+        stop.set()
+        worked.append(game.game)
+        return True
+
+    with role_of(made) as role:
+        until_idle(role)
+        monkeypatch.setattr(game_learner.GameLearner, "step", work)
+        role.run(stop)
+    assert len(worked) == 1
 
 
 def test_games_with_bots_continue_while_another_has_too_few_steps_for_its_first(made: Recording):

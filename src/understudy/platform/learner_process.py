@@ -84,11 +84,12 @@ class LearnerRole:
         self._status: dict[str, Any] = {}
         self._update_status()
 
-    def step(self) -> bool:
+    def step(self, stop: Event | None = None) -> bool:
         """Do a unit of work for every game; return whether there was any.
 
-        While a game's first bot is trained, the trainings of games that have one are paused.
-        Raises Fenced once another learner has taken over.
+        While a game's first bot is trained, the trainings of games that have one are paused. Once
+        `stop` is set, no other game's work begins. Raises Fenced once another learner has taken
+        over.
         """
         if self._stats is None and not self._open():
             return False
@@ -99,6 +100,8 @@ class LearnerRole:
                 self._update_status()  # the first step of a game may take long
             trains_first_bot = False
             for game in sorted(self._games.values(), key=lambda game: game.has_bot):
+                if stop is not None and stop.is_set():
+                    break
                 has_game_worked = game.step(may_train=not (game.has_bot and trains_first_bot))
                 trains_first_bot |= has_game_worked and not game.has_bot
                 has_worked |= has_game_worked
@@ -114,7 +117,7 @@ class LearnerRole:
         """Repeat `step` until `stop` is set; Fenced if another learner takes over."""
         while not stop.is_set():
             try:
-                has_worked = self.step()
+                has_worked = self.step(stop)
             except StorageFull as error:
                 _log.warning(
                     "disk_full",
