@@ -5,6 +5,7 @@ import math
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from understudy.tuning.study_file import (
     read_study,
     rliable_results,
     study_from_json,
+    with_settings,
 )
 from understudy.tuning.trainables import RLIABLE_SETTINGS, rliable_settings
 from understudy.tuning.trial import Metric, Trial, TrialResult
@@ -227,12 +229,21 @@ def test_overrides_win_over_the_file_and_none_changes_nothing():
         ({"metric": "rewrd"}, "there is no metric rewrd; did you mean reward?"),
         ({"criteria": "maximum"}, "the metric's criteria is 'maximum'; give max or min"),
         ({"seed": -1}, "seed is -1"),
+        ({"max_seconds": math.inf}, "max_seconds is inf; give 0 to 1e"),
+        ({"max_seconds": 1 << 20_000}, "max_seconds is a number of too many digits; give 0 to 1e"),
         ({"level": 3}, "the level of parallelization is 3; give 1"),
     ],
 )
 def test_a_bad_override_is_one_clear_line(overrides: dict[str, Any], message):
     with pytest.raises(ConfigError, match=f"^{message}"):
         read_study(README, **overrides)
+
+
+def test_the_numbers_of_a_study_made_in_python_are_checked_too():
+    for number in (math.nan, -1.0):
+        study = replace(read_study(README), max_seconds=number)
+        with pytest.raises(ConfigError, match=f"^max_seconds is {number}; give "):
+            with_settings(study, {})
 
 
 # --- Bad files ------------------------------------------------------------------------------------
@@ -242,6 +253,7 @@ def test_a_bad_override_is_one_clear_line(overrides: dict[str, Any], message):
     ("change", "message"),
     [
         ({"max_iter": 3}, "there is no key max_iter; did you mean max_iters?"),
+        ({"max_seconds": 60}, "there is no key max_seconds in RLiable's files; .* --set max_sec"),
         ({"max_iters": 0}, "max_iters is 0; give a whole number from 1"),
         ({"max_iters": 2.5}, "max_iters is 2.5; give a whole number"),
         ({"max_iters": 1e300}, "max_iters is 1e.300; give a "),
@@ -457,6 +469,15 @@ def test_a_toml_study_may_name_a_class_and_its_rows(tmp_path):
         ("max_trials", "max_trial", "study has no setting max_trial; did you mean max_trials?"),
         ("max_trials = 30", "max_trials = 0", "max_trials is 0"),
         ("max_trials = 30", "max_seconds = -1", "max_seconds is -1; give 0 to 1e"),
+        ("max_trials = 30", "max_seconds = nan", "max_seconds is nan; give 0 to 1e"),
+        ("max_trials = 30", 'max_seconds = "60"', "max_seconds is '60'; give a number"),
+        ("max_trials = 30", f"max_seconds = {'9' * 5_000}", "it is not TOML: Exceeds the limit"),
+        (
+            "max_trials = 30",
+            f"max_seconds = 0x{'f' * 5_000}",
+            "max_seconds is a number of too many digits; give 0 to 1e",
+        ),
+        ("max_trials = 30", f"max_seconds = {'9' * 400}", "max_seconds is 9{39}…9{40}; give 0"),
         ("batch = [32, 64]", "bach = [32, 64]", "dqn has no setting 'bach'; did you"),
         ("batch = [32, 64]", "batch = [0]", "batch is 0; give 1 to 65536"),
         ("batch = [32, 64]", "steps = [100]", "steps is in space and in settings; omit it in one"),

@@ -365,7 +365,9 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
     if limits is not None and isinstance(value, int | float | Schedule):
         for number in (value.start, value.end) if isinstance(value, Schedule) else (value,):
             if not limits.low <= number <= limits.high:
-                raise ConfigError(f"{name} is {number}{by}; give {limits.allowed_text}{about}")
+                raise ConfigError(
+                    f"{name} is {value_text(number)}{by}; give {limits.allowed_text}{about}"
+                )
             if isinstance(number, float) and math.isinf(number):
                 raise ConfigError(f"{name} is {number}{by}; give a finite number{about}")
     return float(value) if isinstance(default, float) and isinstance(value, int) else value
@@ -423,7 +425,10 @@ def value_text(value: Any) -> str:
     value = mask_secrets(value)
     if value is None:
         return "none"
-    return shortened(repr(value) if isinstance(value, str) else toml_text(value), 80)
+    try:
+        return shortened(repr(value) if isinstance(value, str) else toml_text(value), 80)
+    except ValueError:  # Python writes whole numbers of at most 4,300 digits
+        return "a number of too many digits"
 
 
 def load_object(path: str, *, what: str, known: Iterable[str] = ()) -> Any:

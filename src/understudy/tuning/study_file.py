@@ -258,7 +258,7 @@ _NAMES = ("name", "folder", "metric", "criteria", *_NUMBERS, "rdd")
 
 def with_settings(study: StudyConfig, overrides: Mapping[str, Any]) -> StudyConfig:
     """The study with these settings by name, as `read_study` describes them."""
-    known = {leaf.name: part for part, kind in PARTS.items() for leaf in leaves(kind)}
+    known = _setting_parts()
     parts: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     own: dict[str, Any] = {}
     for name, value in overrides.items():
@@ -277,7 +277,7 @@ def with_settings(study: StudyConfig, overrides: Mapping[str, Any]) -> StudyConf
             part: _part(kind, parts[part], getattr(study, part), where=part)
             for part, kind in PARTS.items()
         },
-        **_own_settings({name: own[name] for name in _NUMBERS if name in own}),
+        **_own_settings({name: own.get(name, getattr(study, name)) for name in _NUMBERS}),
         name=text(own.get("name", study.name), "name"),
     )
     if "folder" in own:
@@ -289,6 +289,11 @@ def with_settings(study: StudyConfig, overrides: Mapping[str, Any]) -> StudyConf
     metric |= {"name": own["metric"]} if "metric" in own else {}
     metric |= {"criteria": own["criteria"]} if "criteria" in own else {}
     return _with_trainable(_with_metric(study, metric))
+
+
+def _setting_parts() -> dict[str, str]:
+    """The part of each setting that belongs to one."""
+    return {leaf.name: part for part, kind in PARTS.items() for leaf in leaves(kind)}
 
 
 def _with_rdd(trainable: TrainableSpec, value: Any) -> TrainableSpec:
@@ -389,6 +394,11 @@ def _from_rliable(path: Path, level: int) -> StudyConfig:
     if not isinstance(fields, dict):
         raise ConfigError(f"it has {value_text(fields)}; give an object with {joined(_GRID_KEYS)}")
     for key in fields:
+        if key in (*_setting_parts(), "max_seconds", "seed"):
+            raise ConfigError(
+                f"there is no key {key} in RLiable's files; omit it, and give the setting with the "
+                f"command: --set {key}={value_text(fields[key])}"
+            )
         if key not in _GRID_KEYS:
             raise ConfigError(f"there is no key {key}; {nearest(key, _GRID_KEYS)}")
     if missing := [key for key in ("config", "grid") if key not in fields]:
@@ -497,10 +507,10 @@ _SECTIONS = ("study", "space", "settings", "constraints", *PARTS)
 def _from_toml(path: Path) -> StudyConfig:
     try:
         fields = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"it is not TOML: {error}; correct it there") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"it cannot be read: {error}; give a TOML file") from None
+    except (ValueError, RecursionError) as error:  # also for numbers of too many digits
+        raise ConfigError(f"it is not TOML: {error}; correct it there") from None
     for section, value in fields.items():
         if section not in _SECTIONS:
             raise ConfigError(f"there is no section {section}; {nearest(section, _SECTIONS)}")
