@@ -105,6 +105,8 @@ def test_nothing_in_a_storage_is_replaced(tmp_path: Path):
     with pytest.raises(ConfigError, match="already has a study named 'study'; give another"):
         export_optuna(study_of(3), file)
     assert Path(file).read_bytes() == before
+    with pytest.raises(ConfigError, match=r"^name is 'a\\x1bb', which has the control character"):
+        export_optuna(study_of(3), file, name="a\x1bb")
     export_optuna(study_of(3, leases=False), file, name="second")
     assert len(read_back(file, "study").trials) == 2
     assert len(read_back(file, "second").trials) == 3

@@ -1,8 +1,11 @@
 """Lists and long texts in messages, as people write them: a, b and c."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Characters that move the cursor, break lines or reverse text where a name is displayed."""
 _MAX_NAME = 80
 """A schema has 64 characters."""
 

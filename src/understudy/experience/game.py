@@ -14,7 +14,7 @@ from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import Refused, SpecError
 from understudy.core.names import GameName, game_name, game_name_of_env
 from understudy.core.tensors import DTYPES, Array
-from understudy.core.wording import joined
+from understudy.core.wording import CONTROL, joined
 from understudy.experience.spaces import (
     MAX_NUMBER,
     Box,
@@ -39,8 +39,6 @@ MAX_CHOICES = 1 << 16
 which can be recorded but not learned."""
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,40}(\.[A-Za-z0-9_-]{1,40}){0,5}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Characters that move the cursor, break lines or reverse text where a name is displayed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +77,7 @@ class GameSpec:
                         f"name {str(name)[:40]!r} is not text or occurs twice; give different texts"
                     )
                 earlier.add(name)
-            if bad := [name for name in names if _CONTROL.search(name)]:
+            if bad := [name for name in names if CONTROL.search(name)]:
                 raise SpecError(
                     f"name {bad[0][:40]!a} contains control characters; give printable text"
                 )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from understudy.core.errors import ConfigError, GameFailed
 from understudy.core.settings import load_object, nearest, value_text
-from understudy.core.wording import joined
+from understudy.core.wording import CONTROL, joined
 from understudy.training.settings import Resolver, describe_algorithm
 from understudy.tuning.rows import is_rows_file, read_rows
 from understudy.tuning.trainables import (
@@ -186,9 +186,14 @@ def check_rliable_setting(name: str, value: Any) -> None:
 
 
 def text(value: Any, what: str) -> str:
-    """The value, if it is a text that is not empty."""
+    """The value, if it is a text that is not empty and has no control characters."""
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{what} is {value_text(value)}; give a text")
+    if control := CONTROL.search(value):
+        raise ConfigError(
+            f"{what} is {value_text(value)}, which has the control character {control[0]!a}; give "
+            "printable text"
+        )
     return value
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.log import make_folder, storage_error, write_file
+from understudy.tuning.base_file import text
 from understudy.tuning.journal import Row
 from understudy.tuning.result import StudyResult
 from understudy.tuning.space import Choice, Dimension
@@ -86,7 +87,7 @@ def export_optuna(result: StudyResult, target: str, *, name: str = "") -> str:
         raise MissingExtra(
             "the export for Optuna needs the package optuna: pip install 'understudy[optuna]'"
         ) from None
-    name = name or result.config.name
+    name = text(name or result.config.name, "name")
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -12,7 +12,7 @@ import numpy as np
 
 from understudy.core.errors import ConfigError
 from understudy.core.settings import nearest, value_text
-from understudy.core.wording import joined
+from understudy.core.wording import CONTROL, joined
 from understudy.tuning.trial import Values
 
 MAX_INTEGER = 2**53
@@ -182,6 +182,12 @@ class Space:
     def __post_init__(self) -> None:
         if not self.dimensions:
             raise ConfigError("the space is empty; give at least one setting to vary")
+        for name in self.dimensions:
+            if control := CONTROL.search(name):
+                raise ConfigError(
+                    f"the space has a setting {value_text(name)}, with the control character "
+                    f"{control[0]!a}; give it a printable name"
+                )
 
     @property
     def size(self) -> int | None:

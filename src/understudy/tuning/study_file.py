@@ -281,7 +281,7 @@ def with_settings(study: StudyConfig, overrides: Mapping[str, Any]) -> StudyConf
         name=text(own.get("name", study.name), "name"),
     )
     if "folder" in own:
-        config = {**study.trainable.config, "folder": str(own["folder"])}
+        config = {**study.trainable.config, "folder": text(str(own["folder"]), "folder")}
         study = replace(study, trainable=replace(study.trainable, config=config))
     if "rdd" in own:
         study = replace(study, trainable=_with_rdd(study.trainable, own["rdd"]))
