@@ -133,19 +133,48 @@ def test_an_export_that_fails_leaves_no_study(tmp_path: Path, monkeypatch: Any):
 
 
 @needs_optuna
-def test_a_file_of_another_kind_and_an_unknown_database_are_refused(tmp_path: Path):
+def test_a_file_of_another_kind_is_refused(tmp_path: Path):
     notes = tmp_path / "notes.txt"
     notes.write_text("mine\n")
-    for path in (notes, tmp_path):
-        with pytest.raises(ConfigError, match="no journal of Optuna; give a file that does not"):
-            export_optuna(study_of(1), str(path))
+    with pytest.raises(ConfigError, match="no journal of Optuna; give a file that does not"):
+        export_optuna(study_of(1), str(notes))
     assert notes.read_text() == "mine\n"
+    (tmp_path / "damaged.log").write_text('{"op_code": 99, "worker_id": "a"}\n')
+    with pytest.raises(ConfigError, match=r"damaged.log is not a storage that this Optuna can re"):
+        export_optuna(study_of(1), str(tmp_path / "damaged.log"))
+
+
+@needs_optuna
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("", "the storage is empty, which is no file; give a file, such as trials.db"),
+        ("folder", "the storage is folder, which is no file; give a file"),
+        ("notes.db", "the database notes.db cannot be used: file is not a database; check that"),
+        ("sqlite:////none/x.db", "the database .* cannot be used: unable to open database file; c"),
+        ("sqlite:///file:ok.db?mode=ro&uri=true", "cannot be used: attempt to write a readonly "),
+        ("sqlite://", "sqlite:// is a database in memory, which ends with the export; give a file"),
+        ("sqlite:///:memory:", "sqlite:///:memory: is a database in memory"),
+        ("magic://me:se/cret@host/db", r"knows no database magic \(magic://\*\*\*@host/db\); give"),
+        (
+            "mysql+pyodbc://me:secret@host/db",
+            r"^mysql\+pyodbc://\*\*\*@host/db needs the driver pyo",
+        ),
+        ("mysql://host:port/db", "mysql://host:port/db is not the URL of a database: .*; give a"),
+        ("://", ":// is not the URL of a database; give a file, such as trials.db, or a URL, such"),
+    ],
+)
+def test_a_storage_that_cannot_be_used_is_one_line_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, message: str
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
     (tmp_path / "notes.db").write_text("mine\n" * 1000)
-    with pytest.raises(ConfigError, match=r"Optuna cannot open .*notes.db: .*; give a file such"):
-        export_optuna(study_of(1), str(tmp_path / "notes.db"))
-    with pytest.raises(ConfigError, match=r"cannot open magic://\*\*\*@host/db") as error:
-        export_optuna(study_of(1), "magic://me:secret@host/db")
-    assert "secret" not in str(error.value)
+    export_optuna(study_of(1), "ok.db")
+    with pytest.raises(ConfigError, match=message) as caught:
+        export_optuna(study_of(1), target, name="second")
+    for word in ("\n", "cret", "sqlalche.me", "Background"):
+        assert word not in str(caught.value)
 
 
 def test_without_the_extra_the_command_that_installs_it_is_named(tmp_path: Path, monkeypatch: Any):

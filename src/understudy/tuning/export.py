@@ -8,13 +8,15 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.log import make_folder, storage_error, write_file
+from understudy.core.settings import mask_secrets
 from understudy.tuning.base_file import text
 from understudy.tuning.journal import Row
 from understudy.tuning.result import StudyResult
@@ -72,6 +74,8 @@ def _plain(value: Any) -> Any:
 # --- Optuna ---------------------------------------------------------------------------------------
 
 _SQLITE = (".db", ".sqlite", ".sqlite3")
+_INSTEAD = "give a file, such as trials.db, or a URL, such as sqlite:///trials.db"
+_IN_MEMORY = re.compile(r"sqlite(\+\w+)?://(/(:memory:)?)?(\?.*)?")
 
 
 def export_optuna(result: StudyResult, target: str, *, name: str = "") -> str:
@@ -91,14 +95,14 @@ def export_optuna(result: StudyResult, target: str, *, name: str = "") -> str:
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _storage_errors(target):
             warnings.simplefilter("ignore")  # of parts that Optuna calls experimental
             storage, address = _open_storage(target)
             if name in optuna.get_all_study_names(storage):
                 raise ConfigError(
-                    f"{_shown(target)} already has a study named {name!r}; give another --name or "
-                    f"another file, or delete it there: optuna delete-study --study-name "
-                    f"{shlex.quote(name)} --storage {_shown(address)}"
+                    f"{mask_secrets(target)} already has a study named {name!r}; give another "
+                    "--name or another file, or delete it there: optuna delete-study --study-name "
+                    f"{shlex.quote(name)} --storage {mask_secrets(address)}"
                 )
             is_max = result.config.metric.criteria == "max"
             study = optuna.create_study(
@@ -122,25 +126,67 @@ def _open_storage(target: str) -> tuple[Any, str]:
     path = Path(target)
     is_url = "://" in target
     is_sqlite = path.suffix in _SQLITE
+    if not target or path.is_dir():
+        raise ConfigError(
+            f"the storage is {target or 'empty'}, which is no file; give a file, such as trials.db"
+        )
+    if _IN_MEMORY.fullmatch(target):
+        raise ConfigError(
+            f"{target} is a database in memory, which ends with the export; give a file, such as "
+            "sqlite:///trials.db"
+        )
     if not is_url and not is_sqlite and not _may_be_journal(path):
         raise ConfigError(
             f"{target} is a file, but no journal of Optuna; give a file that does not exist yet, "
             "such as trials.db"
         )
+    if not is_url:
+        make_folder(path.parent.resolve())
     try:
-        if not is_url:
-            make_folder(path.parent.resolve())
         if is_url or is_sqlite:
             address = target if is_url else f"sqlite:///{path}"
             return optuna.storages.RDBStorage(address), address
         return optuna.storages.JournalStorage(JournalFileBackend(target)), target
+    except (ValueError, LookupError, AssertionError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        what = "the URL of a database" if is_url else "a storage that this Optuna can read"
+        raise ConfigError(f"{mask_secrets(target)} is not {what}: {reason}; {_INSTEAD}") from None
+
+
+@contextmanager
+def _storage_errors(target: str) -> Iterator[None]:
+    """Raise what goes wrong with a storage in one line of ours."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy import exc
+
+    shown = mask_secrets(target)
+    try:
+        yield
     except OSError as error:
-        raise storage_error(error, f"writing {target}", then="give another file") from error
-    except Exception as error:
-        text = " ".join(str(error).split())[:300]
+        raise storage_error(error, f"writing {shown}", then="give another file") from error
+    except ImportError as error:
+        module = getattr(error.__cause__, "name", None) or "of this database"
         raise ConfigError(
-            f"Optuna cannot open {_shown(target)}: {type(error).__name__}: {_shown(text)}; give a "
-            "file such as trials.db, or a URL such as sqlite:///trials.db"
+            f"{shown} needs the driver {module}, which is not installed; install it with pip, or "
+            "give a file, such as trials.db"
+        ) from None
+    except exc.NoSuchModuleError:
+        kind = target.partition("://")[0]
+        raise ConfigError(f"Optuna knows no database {kind} ({shown}); {_INSTEAD}") from None
+    except (exc.SQLAlchemyError, StorageInternalError) as error:
+        cause = error if isinstance(error, exc.SQLAlchemyError) else error.__cause__
+        if isinstance(cause, exc.ArgumentError):
+            raise ConfigError(f"{shown} is not the URL of a database; {_INSTEAD}") from None
+        driver_error = getattr(cause, "orig", None) or error
+        reason = str((driver_error.args or ("unknown",))[-1]).strip().partition("\n")[0]
+        is_sqlite = target.startswith("sqlite") or "://" not in target
+        raise ConfigError(
+            f"the database {shown} cannot be used: {mask_secrets(reason)}; check "
+            + (
+                "that its folder exists and can be written to, and that no other program uses it"
+                if is_sqlite
+                else "that it runs, and its address, user and password"
+            )
         ) from None
 
 
@@ -153,11 +199,6 @@ def _may_be_journal(path: Path) -> bool:
     with path.open("rb") as file:
         first = file.readline(100_000)
     return not first or (first.startswith(b"{") and b'"op_code"' in first)
-
-
-def _shown(address: str) -> str:
-    """The address without its password."""
-    return re.sub(r"//[^/@]*@", "//***@", address)
 
 
 def _fill(study: Any, result: StudyResult) -> None:
