@@ -32,6 +32,7 @@ from understudy.core.watch import FolderWatch
 from understudy.testing.clock import ManualClock
 from understudy.tuning.journal import NAME, Journal, Row, create_journal, table
 from understudy.tuning.result import StudyResult, load_study
+from understudy.tuning.space import read_space
 from understudy.tuning.study import (
     SlotEnded,
     Study,
@@ -395,6 +396,24 @@ def test_tune_returns_the_trials_and_the_best_and_writes_the_folder(tmp_path: Pa
     assert table(load_study(tmp_path / "s").trials) == table(result.trials)
     assert [lease.trial_no for lease in result.leases] == list(range(5))
     assert all(lease.end_s is not None and lease.start_s <= lease.end_s for lease in result.leases)
+
+
+@pytest.mark.parametrize(
+    ("space", "note"),
+    [
+        ({"x": {"min": 0.5, "max": 0.5}, "width": [16, 32]}, "x is not tuned: min and max allow"),
+        ({"x": [0.5], "width": [1, True]}, ""),
+        ({"x": {"min": 0.1, "max": 0.5}, "width": {"min": 8, "max": 9, "step": 2}}, "width is not"),
+        ({"x": {"min": 0.5, "max": 0.5}, "width": [16]}, "each setting of the space has only one"),
+    ],
+)
+def test_settings_with_one_value_are_noted_once(tmp_path: Path, space: Any, note: str):
+    config = replace(study(tmp_path / "s", max_trials=2), space=read_space(space))
+    events: list[StudyEvent] = []
+    assert len(tune(config, on_event=events.append, settings={"test_seeds": 1}).trials) == 2
+    notes = [line for event in events if isinstance(event, StudyStarted) for line in event.notes]
+    assert [line.startswith(note) for line in notes] == ([True] if note else [])
+    assert len(load_study(tmp_path / "s").config.notes) == len(notes)
 
 
 def test_a_study_is_ended_by_stop_resumed_and_extended(tmp_path: Path):

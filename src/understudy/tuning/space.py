@@ -195,6 +195,16 @@ class Space:
         sizes = [dimension.size for dimension in self.dimensions.values()]
         return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
+    @property
+    def fixed(self) -> list[str]:
+        """The names of the settings that have only one value."""
+        return [
+            name
+            for name, dimension in self.dimensions.items()
+            if dimension.size == 1
+            or (isinstance(dimension, Interval) and dimension.low == dimension.high)
+        ]
+
     def sample(self, rng: np.random.Generator) -> Values:
         """Return a random point."""
         return self.at(rng.random(len(self.dimensions)).tolist())

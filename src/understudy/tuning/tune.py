@@ -37,6 +37,7 @@ from understudy.training.settings import (
 from understudy.tuning.journal import NAME, Journal, create_journal, read_journal
 from understudy.tuning.result import StudyResult, load_study, ranked, winner_study
 from understudy.tuning.slots import Fields, LocalSlots, Slot, Slots
+from understudy.tuning.space import Interval, Space
 from understudy.tuning.study import OnStudyEvent, Study, StudyStarted
 from understudy.tuning.study_file import (
     SlotsConfig,
@@ -160,9 +161,25 @@ def _created(config: StudyConfig, folder: Path) -> StudyConfig:
     at_once = config.slots.slots * max(1, config.slots.lanes)
     lag = config.search.lag or max(MIN_LAG, 2 * at_once)
     trainable = replace(config.trainable, config={**config.trainable.config, "folder": str(folder)})
-    config = replace(config, search=replace(config.search, lag=lag), trainable=trainable)
+    config = replace(
+        config,
+        search=replace(config.search, lag=lag),
+        trainable=trainable,
+        notes=[*config.notes, *_untuned(config.space)],
+    )
     _create(folder / NAME, config)
     return config
+
+
+def _untuned(space: Space) -> list[str]:
+    """A note on settings that the search cannot vary; a list of one value is meant so."""
+    if len(space.fixed) == len(space.dimensions):
+        return ["each setting of the space has only one value: trials differ only in their seeds"]
+    fixed = [name for name in space.fixed if isinstance(space.dimensions[name], Interval)]
+    if not fixed:
+        return []
+    are = plural(len(fixed), "is", "are")
+    return [f"{joined(fixed)} {are} not tuned: min and max allow only one value"]
 
 
 def _create(path: Path, config: StudyConfig) -> None:
