@@ -17,7 +17,7 @@ from understudy.cli.root import run
 from understudy.cli.tune import StudyProgress, _progress_bar, _progress_line
 from understudy.core.log import FileLock
 from understudy.tuning.journal import Row
-from understudy.tuning.study import StudyStarted, TrialEnded
+from understudy.tuning.study import SlotEnded, StudyStarted, TrialEnded, TrialStarted
 from understudy.tuning.trial import Metric, Trial, TrialResult
 from understudy.tuning.tune import LOCK, tune
 
@@ -220,8 +220,12 @@ def test_the_view_shows_progress_the_time_left_and_the_incumbent():
         )
     )
     assert "best reward 1 (trial 1)" in _progress_line(progress)
-    now[0] = 10.0
+    progress.handle_event(TrialStarted(trial=rows[2].trial, slot=0))
+    now[0] = 60.0  # it compiles
     progress.handle_event(TrialEnded(row=rows[2], is_best=True))
+    progress.handle_event(TrialStarted(trial=rows[3].trial, slot=0))
+    assert _progress_line(progress) == "3 of 10 trials; best reward 2 (trial 2)"
+    now[0] = 65.0
     failed = TrialResult(trial_no=3, state="failed", error="no")
     progress.handle_event(TrialEnded(row=Row(rows[3].trial, failed), is_best=False))
     line = _progress_line(progress)
@@ -231,10 +235,42 @@ def test_the_view_shows_progress_the_time_left_and_the_incumbent():
         view.print(_progress_bar(progress))
     assert "30 s left" in captured.get()
     assert progress.started is not None
-    progress.started = replace(progress.started, limit_s=25.0)
+    progress.started = replace(progress.started, limit_s=80.0)
     assert _progress_line(progress).endswith("; 15 s left")
     progress.handle_event(replace(progress.started, is_test=True))
     assert "; the best trials again, on held-out seeds" in _progress_line(progress)
+
+
+def test_the_time_left_is_that_of_the_slots_together_without_their_starts():
+    """Two slots compile for 60 s; trials then take 10 s."""
+    now = [0.0]
+    progress = StudyProgress(now=lambda: now[0])
+    started = StudyStarted(
+        folder="S", name="x", max_trials=12, metric=Metric(), rows=(), best=None, slots=2,
+        is_test=False, notes=(),
+    )  # fmt: skip
+
+    def started_and_ended(first: int) -> None:
+        for slot in (0, 1):
+            progress.handle_event(TrialStarted(trial=_row(first + slot).trial, slot=slot))
+        now[0] += 10.0 if first else 60.0
+        for slot in (0, 1):
+            progress.handle_event(TrialEnded(row=_row(first + slot), is_best=False))
+
+    for _ in ("search", "test"):  # each has slots of its own
+        progress.handle_event(started)
+        started_and_ended(0)
+        assert "left" not in _progress_line(progress)
+        started_and_ended(2)
+        assert progress.remaining_s == 40.0
+        progress.handle_event(TrialStarted(trial=_row(4).trial, slot=0))
+        now[0] += 4.0
+        assert progress.remaining_s == 38.0
+        progress.handle_event(SlotEnded(slot=0, why="it was killed"))
+        progress.handle_event(TrialStarted(trial=_row(4).trial, slot=0))
+        now[0] += 70.0  # it compiles again
+        progress.handle_event(TrialEnded(row=_row(4), is_best=False))
+        assert progress.remaining_s == 35.0
 
 
 def test_a_running_study_is_shown_as_running(grid: Path, capsys: pytest.CaptureFixture[str]):

@@ -4,6 +4,7 @@ import math
 import shlex
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,8 @@ _LINE_EVERY_S = 5.0
 _BEST_SHOWN = 5
 _FAILURES_SHOWN = 3
 _BAR_COLUMNS = 40
+_RECENT = 100
+"""Trials whose mean time tells the time left."""
 
 
 class _TuneGroup(click.Group):
@@ -434,20 +437,42 @@ class StudyProgress:
     best: Row | None = None
     states: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stopped", "failed"), 0))
     _started_s: float = 0.0
-    _n_before: int = 0
+    _running: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """Each trial's slot, and when it began."""
+    _warm_since_s: dict[int, float] = field(default_factory=dict)
+    """When the first trial of a slot ended, which includes imports and compilation."""
+    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    """Of the last trials that began after that."""
+    _places: int = 0
+    """Trials that ran at once."""
 
     def handle_event(self, event: StudyEvent) -> None:
         match event:
             case StudyStarted():
                 self.started = event
                 self._started_s = self.now()
-                self._n_before = len(event.rows)
                 self.n_ended = 0
+                self._places = 0
+                for of_slots in (self._running, self._warm_since_s, self._seconds):
+                    of_slots.clear()
                 self.states = dict.fromkeys(self.states, 0)
                 self.best = event.best
                 for row in event.rows:
                     self._count(row)
+            case TrialStarted():
+                self._running[event.trial.trial_no] = (event.slot, self.now())
+                self._places = max(self._places, len(self._running))
+            case SlotEnded():
+                self._warm_since_s.pop(event.slot, None)
+                self._running = {
+                    trial_no: place
+                    for trial_no, place in self._running.items()
+                    if place[0] != event.slot
+                }
             case TrialEnded():
+                slot, start_s = self._running.pop(event.row.trial.trial_no, (-1, 0.0))
+                if start_s >= self._warm_since_s.setdefault(slot, self.now()):
+                    self._seconds.append(self.now() - start_s)
                 self._count(event.row)
                 if event.is_best:
                     self.best = event.row
@@ -461,13 +486,15 @@ class StudyProgress:
     def remaining_s(self) -> float | None:
         """Seconds until the last trial at the rate so far, or until the study's time is over.
 
-        None before the first trial.
+        None before a trial has ended that was not the first of its slot.
         """
-        n_new = self.n_ended - self._n_before
-        if self.started is None or not n_new:
+        if self.started is None or not self._seconds:
             return None
+        mean_s = sum(self._seconds) / len(self._seconds)
+        n_left = self.started.max_trials - self.n_ended
+        spent_s = sum(min(mean_s, self.now() - start_s) for _, start_s in self._running.values())
+        at_rate_s = (n_left * mean_s - spent_s) / max(1, min(self._places, n_left))
         passed_s = self.now() - self._started_s
-        at_rate_s = passed_s / n_new * (self.started.max_trials - self.n_ended)
         return max(0.0, min(at_rate_s, self.started.limit_s - passed_s))
 
     @property
@@ -495,7 +522,7 @@ def _progress_bar(progress: StudyProgress) -> RenderableType:
     table.add_row(
         ProgressBar(total, progress.n_ended, width=_BAR_COLUMNS),
         progress.counts_text,
-        f"{format_duration(progress.remaining_s)} left",
+        "" if progress.remaining_s is None else f"{format_duration(progress.remaining_s)} left",
     )
     table.add_row(escape(progress.best_text))
     return table
