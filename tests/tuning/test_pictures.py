@@ -130,6 +130,18 @@ def test_the_page_has_every_chart_and_trial_escapes_names_and_needs_no_network(t
     assert "prefers-color-scheme: dark" in text
 
 
+def test_on_a_narrow_screen_charts_scroll_and_their_texts_stay_readable():
+    result = result_of(12, reports=2)
+    text = page(result, [draw(picture) for picture in charts(result)])
+    widths = re.findall(r'<div class="chart" tabindex="0"><svg [^>]*viewBox="0 0 ([\d.]+)', text)
+    assert len(widths) == text.count("<svg ")
+    assert ".chart { overflow-x: auto; }" in text
+    shortest = re.search(r"svg {[^}]* min-width: (\d+)rem", text)
+    assert shortest is not None
+    font = min(float(size) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", text))
+    assert font * 16 * float(shortest[1]) / float(widths[0]) > 8
+
+
 def test_a_page_without_trials_says_so_and_has_no_charts():
     result = result_of(0)
     assert charts(result) == []

@@ -31,7 +31,8 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   max-width: 66rem; margin: 2rem auto; padding: 0 1rem; }
 h1, h2 { line-height: 1.2; overflow-wrap: anywhere; } h2 { margin: 2.5rem 0 .25rem; }
 p { margin: .25rem 0 .75rem; } .caption { color: var(--dim); max-width: 50rem; }
-svg { width: 100%; height: auto; }
+.chart { overflow-x: auto; } svg { width: 100%; min-width: 48rem; height: auto; }
+@media print { svg { min-width: 0; } }
 .scroll { overflow: auto; max-height: 40rem; border: 1px solid var(--line); }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .6rem; text-align: left; border-bottom: 1px solid var(--line); }
@@ -101,7 +102,8 @@ def page(result: StudyResult, drawn: Sequence[Drawn]) -> str:
     name = escape(result.config.name)
     sections = [
         f"<h2>{escape(each.picture.title)}</h2>\n"
-        f'<p class="caption">{escape(each.picture.caption)}</p>\n{_themed(each)}'
+        f'<p class="caption">{escape(each.picture.caption)}</p>\n'
+        f'<div class="chart" tabindex="0">{_themed(each)}</div>'
         for each in drawn
     ]
     parts = [
