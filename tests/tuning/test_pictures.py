@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from understudy.core.errors import StorageFailed
 from understudy.tuning.charts import _places, charts
@@ -219,6 +220,13 @@ def test_the_finalists_are_drawn_with_their_verdict(n_seeds: int):
     drawn = draw(winner)
     assert f"trial {rows[1].trial.trial_no}" in drawn.svg
     assert verdict in page(found, [drawn])
+    figure = Figure()
+    winner.draw(figure)
+    profiles = figure.axes[1]
+    shares = [np.asarray(line.get_ydata()).tolist() for line in profiles.lines]
+    assert [max(each) for each in shares] == pytest.approx([100 * (1 - 1 / n_seeds), 100])
+    assert all(each == sorted(each, reverse=True) and each[-1] == 0 for each in shares)
+    assert len(profiles.collections) == (2 if n_seeds >= 5 else 0)
 
 
 def test_a_runner_up_that_is_proven_better_has_the_star():

@@ -1,6 +1,6 @@
 """charts: what a study's pictures show.
 
-winner       the best trial and the runner-up on held-out seeds, with intervals
+winner       the best trial and the runner-up on held-out seeds: intervals and profiles
 history      every trial, and the best value so far: over trials, and over time
 importance   how much of the metric each setting explains
 slices       the metric against each setting
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from understudy.arena.statistics import profile
 from understudy.core.plural import plural
+from understudy.core.statistics import MIN_FOR_INTERVAL
 from understudy.tuning.importance import MIN_TRIALS, Floats, importances
 from understudy.tuning.pictures import (
     BEST,
@@ -30,7 +32,7 @@ from understudy.tuning.pictures import (
     TrialSpan,
     label,
 )
-from understudy.tuning.result import StudyResult
+from understudy.tuning.result import Finalist, StudyResult
 from understudy.tuning.space import Choice, Dimension
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def _winner(study: StudyArrays) -> Picture | None:
         return None
 
     def draw(figure: "Figure") -> None:
-        axes = figure.subplots()
+        axes, shares = figure.subplots(1, 2, width_ratios=[3, 2])
         rng = np.random.default_rng(0)
         for place, finalist in enumerate(test.finalists):
             axes.plot(
@@ -96,8 +98,13 @@ def _winner(study: StudyArrays) -> Picture | None:
         handles, kinds = axes.get_legend_handles_labels()
         legend = dict(zip(kinds, handles, strict=True))  # each kind once
         figure.legend(legend.values(), legend.keys(), loc="outside upper left", ncols=3)
+        _profiles(shares, study, test.finalists)
 
-    text = f"{'; '.join(test.summary)}."
+    better = "above" if study.sign > 0 else "below"
+    text = (
+        f"{'; '.join(test.summary)}. Right, the performance profiles: the share of the seeds "
+        f"{better} each value, with 95 % intervals from {MIN_FOR_INTERVAL} seeds on."
+    )
     if n_failed := sum(finalist.n_failed for finalist in test.finalists):
         text += f" {n_failed} failed, which counts as the worst."
     return Picture(
@@ -107,6 +114,28 @@ def _winner(study: StudyArrays) -> Picture | None:
         draw=draw,
         height_in=1.3 + 0.55 * len(test.finalists),
     )
+
+
+def _profiles(axes: "Axes", study: StudyArrays, finalists: Sequence[Finalist]) -> None:
+    """Which share of each finalist's seeds is better than each value; failed ones never are."""
+    scores = [np.clip(finalist.scores, -LARGEST, LARGEST) for finalist in finalists]
+    values = np.linspace(*study.limits(np.concatenate(scores))[:2], 101)
+    for finalist, of_seeds, line in zip(finalists, scores, ("-", "--"), strict=False):
+        shares = profile(
+            np.append(study.sign * of_seeds, [-2 * LARGEST] * finalist.n_failed),
+            study.sign * values,
+            np.random.default_rng(0),
+        )
+        name = f"trial {finalist.trial.trial_no}"
+        axes.plot(values, 100 * shares.shares, line, color=INK, lw=1.5, label=name)
+        if shares.low is not None and shares.high is not None:
+            axes.fill_between(
+                values, 100 * shares.low, 100 * shares.high, color=INK, alpha=0.12, lw=0
+            )
+    better = "above" if study.sign > 0 else "below"
+    axes.set(xlabel=study.label, ylabel=f"% of seeds {better} it", ylim=(-3, 103))
+    axes.grid()
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
 
 
 def _history(study: StudyArrays) -> Picture | None:
