@@ -11,7 +11,7 @@ from bench import tune as e1
 from bench.against.link import Link, Round, serve
 from understudy.tuning.result import StudyResult
 from understudy.tuning.space import read_space
-from understudy.tuning.study_file import SearchConfig
+from understudy.tuning.study_config import SearchConfig
 from understudy.tuning.trial import Values
 from understudy.tuning.tune import tune
 

@@ -42,7 +42,7 @@ from bench.one_pass import run_once  # noqa: E402
 from understudy.tuning.lanes import Lanes  # noqa: E402
 from understudy.tuning.result import load_study  # noqa: E402
 from understudy.tuning.space import read_space  # noqa: E402
-from understudy.tuning.study_file import SearchConfig, SlotsConfig, StudyConfig  # noqa: E402
+from understudy.tuning.study_config import SearchConfig, SlotsConfig, StudyConfig  # noqa: E402
 from understudy.tuning.trial import TrainableSpec, Trial  # noqa: E402
 from understudy.tuning.tune import tune  # noqa: E402
 

@@ -25,7 +25,8 @@ from understudy.ingest.spark import Spark
 from understudy.tuning import slots as slots_module
 from understudy.tuning.journal import NAME, read_journal
 from understudy.tuning.study import StudyEvent, TrialStarted
-from understudy.tuning.study_file import SearchConfig, SlotsConfig, StudyConfig, read_study
+from understudy.tuning.study_config import SearchConfig, SlotsConfig, StudyConfig
+from understudy.tuning.study_file import read_study
 from understudy.tuning.tune import tune
 
 ENGINES = ("ray", "spark")

@@ -11,7 +11,7 @@ import numpy as np
 
 from understudy.core.errors import ConfigError
 from understudy.tuning.space import Space, read_space
-from understudy.tuning.study_file import SearchConfig, StudyConfig
+from understudy.tuning.study_config import SearchConfig, StudyConfig
 from understudy.tuning.trial import Report, TrainableSpec, Trial, TrialResult
 
 SPACE = {"x": {"min": 0.0, "max": 1.0}, "width": [16, 32, 64]}

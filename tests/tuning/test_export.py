@@ -18,7 +18,7 @@ from understudy.tuning import export
 from understudy.tuning.export import export_csv, export_optuna
 from understudy.tuning.journal import Row
 from understudy.tuning.result import StudyResult
-from understudy.tuning.study_file import Constraint
+from understudy.tuning.study_config import Constraint
 
 needs_optuna = pytest.mark.skipif(
     importlib.util.find_spec("optuna") is None, reason="the extra `optuna` is not installed"

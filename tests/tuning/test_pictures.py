@@ -19,7 +19,7 @@ from understudy.tuning.pictures import INK, MAX_LINES, MAX_SETTINGS, Picture, St
 from understudy.tuning.report import page, write_report
 from understudy.tuning.result import StudyResult, ranked, winner_test
 from understudy.tuning.space import read_space
-from understudy.tuning.study_file import Constraint, StudyConfig
+from understudy.tuning.study_config import Constraint, StudyConfig
 from understudy.tuning.trial import Metric, TrainableSpec, Trial, TrialResult
 
 EVIL = "<script>alert('x')</script> & $\\frac{1}$ \"q\" 名"

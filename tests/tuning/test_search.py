@@ -17,7 +17,7 @@ from understudy.tuning.search import (
     trial_seed,
 )
 from understudy.tuning.space import read_space
-from understudy.tuning.study_file import Constraint, ConvergenceConfig, StoppingConfig
+from understudy.tuning.study_config import Constraint, ConvergenceConfig, StoppingConfig
 from understudy.tuning.trial import Metric, Trial, TrialResult
 
 PLAN = SearchPlan(space=space(), seed=5)

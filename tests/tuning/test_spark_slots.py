@@ -21,7 +21,7 @@ from understudy.tuning.journal import NAME, Journal, Row, create_journal
 from understudy.tuning.slots import SlotLost, slot_request
 from understudy.tuning.spark_slots import SparkSlots
 from understudy.tuning.study import Study
-from understudy.tuning.study_file import SearchConfig, StudyConfig
+from understudy.tuning.study_config import SearchConfig, StudyConfig
 from understudy.tuning.tune import tune
 
 

@@ -41,7 +41,7 @@ from understudy.tuning.study import (
     TrialEnded,
     TrialStarted,
 )
-from understudy.tuning.study_file import (
+from understudy.tuning.study_config import (
     Constraint,
     ConvergenceConfig,
     SearchConfig,

@@ -16,13 +16,8 @@ from understudy.core.errors import ConfigError
 from understudy.training.preset import read_preset
 from understudy.tuning.base_file import ALGORITHM, CUSTOM, read_base
 from understudy.tuning.space import Choice, Interval
-from understudy.tuning.study_file import (
-    Constraint,
-    read_study,
-    rliable_results,
-    study_from_json,
-    with_settings,
-)
+from understudy.tuning.study_config import Constraint, study_from_json
+from understudy.tuning.study_file import read_study, rliable_results, with_settings
 from understudy.tuning.trainables import RLIABLE_SETTINGS, rliable_settings
 from understudy.tuning.trial import Metric, Trial, TrialResult
 

@@ -21,7 +21,7 @@ from understudy.tuning.base_file import text
 from understudy.tuning.journal import Row
 from understudy.tuning.result import StudyResult
 from understudy.tuning.space import Choice, Dimension
-from understudy.tuning.study_file import StudyConfig
+from understudy.tuning.study_config import StudyConfig
 
 
 def export_csv(result: StudyResult, path: Path) -> None:

@@ -19,7 +19,7 @@ from understudy.core.errors import ConfigError
 from understudy.core.statistics import MIN_FOR_INTERVAL, Estimate, mean
 from understudy.tuning.journal import NAME, Row, SlotTime, read_journal, table
 from understudy.tuning.search import HELD_OUT, branch
-from understudy.tuning.study_file import (
+from understudy.tuning.study_config import (
     ConvergenceConfig,
     StoppingConfig,
     StudyConfig,

@@ -20,7 +20,7 @@ from understudy.tuning.space import Choice, Interval, Space
 from understudy.tuning.trial import Metric, Searcher, StoppingRule, Trial, TrialResult, Values
 
 if TYPE_CHECKING:
-    from understudy.tuning.study_file import Constraint, ConvergenceConfig, StoppingConfig
+    from understudy.tuning.study_config import Constraint, ConvergenceConfig, StoppingConfig
 
 SEARCHERS: Mapping[str, str] = {
     "random": f"{__name__}:RandomSearch",

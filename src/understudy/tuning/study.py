@@ -30,7 +30,7 @@ from understudy.tuning.search import (
     trial_seed,
 )
 from understudy.tuning.slots import Fields, Slot, SlotLost, Slots, slot_request
-from understudy.tuning.study_file import StudyConfig
+from understudy.tuning.study_config import StudyConfig
 from understudy.tuning.trial import Metric, Report, Searcher, Trial, TrialResult
 
 MAX_LOSSES = 3

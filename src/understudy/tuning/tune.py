@@ -39,14 +39,8 @@ from understudy.tuning.result import StudyResult, load_study, ranked, winner_stu
 from understudy.tuning.slots import Fields, LocalSlots, Slot, Slots
 from understudy.tuning.space import Interval, Space
 from understudy.tuning.study import OnStudyEvent, Study, StudyStarted
-from understudy.tuning.study_file import (
-    SlotsConfig,
-    StudyConfig,
-    read_study,
-    rliable_results,
-    study_from_json,
-    with_settings,
-)
+from understudy.tuning.study_config import SlotsConfig, StudyConfig, study_from_json
+from understudy.tuning.study_file import read_study, rliable_results, with_settings
 from understudy.tuning.trainables import rliable_settings
 from understudy.tuning.trial import Searcher
 
