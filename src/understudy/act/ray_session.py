@@ -127,7 +127,7 @@ class RaySession:
         except Exception as error:  # Ray has no class for a start that takes longer than its 30 s
             raise ConfigError(
                 f"Ray did not start on this machine: {' '.join(str(error).split())}; wait until "
-                "the machine is less busy, or connect to a cluster (--address HOST:PORT)"
+                "the machine is less busy, or give the address of a cluster"
             ) from error
 
     def _connect(self, opened: contextlib.ExitStack, address: str) -> None:
