@@ -53,7 +53,10 @@ def are_peers_here() -> bool:
 
 
 def python_of(environment: str) -> Path:
-    """The interpreter of an environment, which is installed if missing or if its pins changed."""
+    """The interpreter of an environment; this one, if peers run here.
+
+    The environment is installed if it is missing or its pins changed.
+    """
     if not environment or are_peers_here():
         return Path(sys.executable)
     folder = ENVIRONMENTS / environment

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.test_status import leave
 from understudy.cli.root import run as run_command
 from understudy.client.connect import ClientConfig, connect
 from understudy.client.sender import SenderConfig
@@ -154,11 +155,22 @@ def test_a_lost_key_is_named_in_one_line_and_by_the_doctor(folder: str, tmp_path
     }
 
 
+def test_status_tells_how_far_the_learner_has_read(folder: str, tmp_path: Path) -> None:
+    data = tmp_path / "D"
+    shutil.copytree(folder, data)
+    with contextlib.ExitStack() as held:
+        leave(data, "learner", held, report={"read_steps": 12, "games": {}}, at_s=4e9)
+        done = understudy_here("status", "--data", str(data))
+    assert " steps stored, of which the learner has read 12 so far\n" in done.stdout
+    done = understudy_here("status", "--data", str(data), "--json")
+    assert last_object(done)["read_steps"] is None, "no learner runs"
+
+
 def test_a_game_or_a_quarantined_frame_that_does_not_exist_is_named(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(["data", "sessions", "--game", "nosuch", "--data", folder]) == 2
-    assert "registered games to --game: CartPole-v1" in capsys.readouterr().err
+    assert "so --game matches nothing; known are CartPole-v1" in capsys.readouterr().err
     assert run_command(["data", "quarantine", "replay", "999", "--data", folder]) == 2
     assert "there is no frame 999 in quarantine, so nothing" in capsys.readouterr().err
     assert run_command(["data", "quarantine", "replay", "--data", folder]) == 0

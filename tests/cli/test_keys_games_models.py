@@ -242,13 +242,12 @@ def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_
     assert "keep what they learned" not in erased, "both are of runs on the game"
     assert "does not exist" in ask("models promote pong/9", code=2)[1]
     assert "the newest are pong/1, pong/2" in ask("models show pong/9", code=2)[1]
-    assert "pinball has no models yet" in ask("models show pinball/1", code=2)[1]
+    assert "'pinball' is not registered; known are pong" in ask("models show pinball/1", code=2)[1]
+    assert "'pnog' is not registered; did you mean pong?" in ask("models show pnog/1", code=2)[1]
+    assert "the registered game is 'pong'" in ask("games check pnog", code=2)[1]
     assert "pong/1: restored by a rollback: by hand" in ask("models list pong")[0]
     for line in ("list pinball", "withdraw pinball", "rollback pinball", "repair pinball"):
-        assert (
-            "'pinball' is not registered; registered games: pong"
-            in ask(f"models {line}", code=2)[1]
-        )
+        assert "'pinball' is not registered; known are pong" in ask(f"models {line}", code=2)[1]
 
 
 def test_a_player_who_was_forgotten_before_is_not_taken_for_a_typo(ask: Asked, tmp_path: Path):
@@ -277,6 +276,7 @@ def test_a_player_who_was_forgotten_before_is_not_taken_for_a_typo(ask: Asked, t
     release(read_no=100)
     replaced = ask.json("data forget ada")
     assert (replaced["forgotten_before_s"] is not None, replaced["unreplaced"]) == (True, [])
+    assert (first["models"], replaced["models"]) == (["pong/1"], ["pong/1"]), "not pong/2"
 
 
 def test_a_missing_spec_is_named_in_a_folder_without_a_deployment(ask: Asked, tmp_path: Path):

@@ -82,7 +82,7 @@ def test_a_study_is_run_shown_resumed_and_extended(grid: Path, capsys: pytest.Ca
     assert len(last_json(capsys)["trials"]) == 7
     assert run(["tune", "show", out, "--json"]) == 0
     assert last_json(capsys)["ended"] == "all 7 trials"
-    assert run(["tune", str(grid), "--seed", "1", "--out", out, "--resume", "--json"]) == 0
+    assert run(["tune", "--resume", str(grid), "--seed", "1", "--out", out, "--json"]) == 0
     assert len(last_json(capsys)["trials"]) == 7
 
 
@@ -142,6 +142,7 @@ def test_settings_of_a_study_are_set_by_flags(grid: Path, capsys: pytest.Capture
         (["grid.json", "--engine", "spark", "--set", "engine=ray"], "engine is set twice"),
         (["grid.json", "--engine", "spark", "--plevel", "2"], "rollout_workers is 2, but a Spark"),
         (["show", "none"], "none is not a study"),
+        (["shw", "none"], "no such command or file 'shw'; did you mean 'show'?"),
         (["resume", "none"], "none is not a study"),
         (["show", "none", "--html", "x.html"], "none is not a study"),
         (["export", "none", "--csv", "x.csv"], "none is not a study"),

@@ -146,7 +146,7 @@ def test_the_game_that_up_prints_runs_as_it_is_and_a_killed_supervisor_takes_its
         up.process.wait()
         wait_for(lambda: not processes_of(data))
     # They drained although no supervisor was left to request it.
-    assert stats(DataFolder(data))["games"] == {"my-game": 3000}
+    assert stats(DataFolder(data))["games"] == {"balance": 3000}
 
 
 def test_a_full_disk_is_in_the_status_while_it_lasts(tmp_path: Path):

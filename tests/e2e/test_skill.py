@@ -195,4 +195,4 @@ def test_status_shows_the_noise_and_the_returns_of_each_skill(doors: Doors):
         doors.learn(role)
         text = _skills(role.status()["games"]["doors"])
     assert text.startswith("even ")
-    assert "with noise 0.25 (2 episodes, target 5)" in text
+    assert text.endswith(" in its last 2 episodes (target 5, noise now 0.25)")

@@ -439,7 +439,7 @@ def say(metadata: Path, **fields: Any) -> None:
         ("an episode too few", "lists 2 episodes, but it holds 1"),
         ("no count", "'total_episodes' is missing"),
         ("a count in words", "lists many episodes"),
-        ("a name too long", "wrong type or size"),
+        ("a name too long", "must be text of at most 128 characters"),
         ("a bad spec", "no readable game spec"),
     ],
 )

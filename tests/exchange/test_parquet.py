@@ -225,7 +225,7 @@ def notes_of(table: Any) -> list[str]:
         ("far numbers", "is too high for a session with gaps"),
         ("nulls allowed", "columns that do not match its game spec: action"),
         ("a chunk too long", "more than 512 steps"),
-        ("a name too long", "wrong type or size"),
+        ("a name too long", "must be text of at most 128 characters"),
     ],
 )
 def test_a_bad_file_is_rejected_in_one_line_and_nothing_is_stored(

@@ -20,6 +20,7 @@ from understudy.experience.chunk import (
     EpisodeNote,
     chunk_of,
     decode_chunk,
+    read_note,
     split_chunk,
 )
 from understudy.experience.frame import CloseReport, close_frame, data_frame, decode_frame
@@ -313,6 +314,11 @@ def test_each_broken_rule_of_metadata_is_refused(
     with pytest.raises(Refused) as caught:
         decode_chunk(tensors.encode(small_columns(), metadata_with(**change)))
     assert caught.value.reason == reason
+
+
+def test_a_wrong_field_of_a_note_is_named_with_what_is_allowed() -> None:
+    with pytest.raises(Refused, match="noise of an episode must be a number from 0 to 1, got 2"):
+        read_note({"row": 0, "seat": 0, "noise": 2})
 
 
 def test_notes_are_restored_with_every_field() -> None:

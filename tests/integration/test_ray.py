@@ -142,7 +142,6 @@ def test_a_team_in_lock_step_without_enough_cpus_is_refused(monkeypatch: pytest.
         ray_team(plan_of(num_actors=4))
 
 
-@pytest.mark.usefixtures("session")
 def test_a_ray_that_does_not_start_is_reported_and_leaves_nothing(
     session: RaySession, monkeypatch: pytest.MonkeyPatch
 ):
@@ -162,6 +161,7 @@ def test_a_ray_that_does_not_start_is_reported_and_leaves_nothing(
     assert not folders[0].exists()
 
 
+@pytest.mark.usefixtures("session")
 def test_a_game_that_fails_is_reported_and_its_envs_are_closed(tmp_path: Path):
     class Stuck(Closing, Failing):
         """Fails, and leaves a file for each env that is closed."""

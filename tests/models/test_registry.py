@@ -179,7 +179,7 @@ def test_a_missing_or_changed_policy_is_an_error(tmp_path: Path):
 
 def test_an_unknown_model_or_alias_is_a_clear_error(tmp_path: Path):
     ours = registry(tmp_path)
-    with pytest.raises(ConfigError, match="pong has no models yet"):
+    with pytest.raises(ConfigError, match="'pong' is not registered; known are none"):
         ours.policy("pong", 3)
     with pytest.raises(ConfigError, match="no previous champion"):
         ours.rollback("pong", why="")

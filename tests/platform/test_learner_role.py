@@ -56,8 +56,9 @@ from understudy.platform.children import FENCED, Child
 from understudy.platform.learner_process import LearnerRole
 from understudy.ports import CANARY_BESIDE_CONTROL, Cursor
 from understudy.release import game_learner, game_training
+from understudy.release.forgets import schemas_learned
 from understudy.release.game_training import LearnerServiceConfig
-from understudy.release.gatekeeper import is_carried_over, schemas_learned
+from understudy.release.gatekeeper import is_carried_over
 from understudy.release.model_check import check_model
 from understudy.release.schedule import LearningSchedule
 from understudy.stores.view import StoreView

@@ -20,12 +20,8 @@ from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.models.shared import Journal
 from understudy.nn.policy import Policy
-from understudy.release.gatekeeper import (
-    Gatekeeper,
-    is_replacement,
-    learned_before,
-    replacements,
-)
+from understudy.release.forgets import is_replacement, learned_before, replacements
+from understudy.release.gatekeeper import Gatekeeper
 from understudy.release.model_check import check_in_subprocess, check_model
 from understudy.testing.clock import ManualClock
 
@@ -37,7 +33,7 @@ NEWEST = 1_000_000
 """An entry of the trial that is under way, whichever it is."""
 
 
-class Returns(dict[str, Sequence[Played]]):
+class ReturnsOfModels(dict[str, Sequence[Played]]):
     """What each model returned in the hands of four players; computed on first access."""
 
     def __init__(self) -> None:
@@ -69,7 +65,7 @@ class GateHarness:
         trusted = {SIGNER.key_id: SIGNER.public}
         self.registry = Registry(self.objects, trusted=trusted, signer=SIGNER, clock=ManualClock())
         self.epoch = self.registry.takeover(GAME.game, owner="test")
-        self.returns = Returns()
+        self.returns = ReturnsOfModels()
         self.keeper = Gatekeeper(self.registry, bounds=BOUNDS, check=check_model)
         self.champion_no = self.release(CHAMPION)
         assert (

@@ -895,7 +895,7 @@ def test_a_policy_of_another_game_is_rejected_and_an_empty_folder_stays(
     options = understudy.TrainOptions(from_store=trained.folder)
     with pytest.raises(
         ConfigError,
-        match=f"no experience of CartPole-v1; .*: understudy data stats --data {trained.folder}$",
+        match=f"no experience of CartPole-v1; .*: understudy data stats --data {trained.folder}; ",
     ):
         understudy.train("CartPole-v1", algorithm="bc", out=tmp_path / "R", options=options)
 

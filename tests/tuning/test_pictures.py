@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from understudy.core.errors import StorageFailed
+from understudy.core.errors import ConfigError, StorageFailed
 from understudy.tuning.charts import _places, charts
 from understudy.tuning.journal import Row, SlotTime
 from understudy.tuning.pictures import INK, MAX_LINES, MAX_SETTINGS, Picture, StudyArrays, draw
@@ -155,6 +155,8 @@ def test_a_page_that_cannot_be_written_says_what_to_give(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(StorageFailed, match="give another --html file or --png folder"):
         write_report(result_of(0), html=tmp_path / "file" / "report.html")
+    with pytest.raises(ConfigError, match="which is a file; give a folder"):
+        write_report(result_of(0), png=tmp_path / "file")
 
 
 # --- Charts ---------------------------------------------------------------------------------------

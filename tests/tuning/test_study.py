@@ -245,7 +245,8 @@ def test_a_trial_whose_process_ends_starts_again_and_fails_after_three_times(tmp
 
 def test_a_trial_that_never_ends_fails_at_its_time_limit(tmp_path: Path):
     config = study(tmp_path / "s", Endless, max_trials=5, slots=SlotsConfig(trial_timeout_s=1.0))
-    result = tune(config, oversubscribe=True)
+    events: list[StudyEvent] = []
+    result = tune(config, oversubscribe=True, on_event=events.append)
     assert [row.result.state for row in result.trials] == [
         "done",
         "failed",
@@ -253,6 +254,8 @@ def test_a_trial_that_never_ends_fails_at_its_time_limit(tmp_path: Path):
         "done",
         "failed",
     ]
+    ended = [event.why for event in events if isinstance(event, SlotEnded)]
+    assert ended == ["a trial did not end within 1 s"] * 2
     assert result.trials[1].result.error == "it did not end within 1 s; raise trial_timeout_s"
 
 
@@ -442,7 +445,7 @@ def test_a_study_is_ended_by_stop_resumed_and_extended(tmp_path: Path):
 def test_another_study_or_no_study_in_the_folder_is_refused(tmp_path: Path):
     folder = tmp_path / "s"
     tune(study(folder), trials=1)
-    with pytest.raises(ConfigError, match="has another seed than requested"):
+    with pytest.raises(ConfigError, match="another one: seed is 4 here and 0 in the study; resume"):
         tune(study(folder, seed=4), trials=1, out=folder, resume=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").touch()

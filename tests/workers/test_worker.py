@@ -404,7 +404,7 @@ def test_a_missing_key_an_invalid_address_and_plain_http_elsewhere_are_reported(
     with pytest.raises(ConfigError, match="set UNDERSTUDY_WORKER_KEY to the key"):
         Worker("http://127.0.0.1:1")
     with pytest.raises(ConfigError, match="not a platform's URL"):
-        Worker("127.0.0.1:4444", key=KEY)
+        Worker("127.0.0.1:4444")  # the address is checked first
     with pytest.raises(ConfigError, match=r"unencrypted.*the option insecure"):
         Worker("http://learner.example:4444", key=KEY)
     with pytest.raises(

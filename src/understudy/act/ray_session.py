@@ -125,9 +125,15 @@ class RaySession:
                 _temp_dir=folder,
             )
         except Exception as error:  # Ray has no class for a start that takes longer than its 30 s
+            text = " ".join(str(error).split())
+            next_step = (
+                "wait until the machine is less busy"
+                if "timed out" in text
+                else "correct what it names"
+            )
             raise ConfigError(
-                f"Ray did not start on this machine: {' '.join(str(error).split())}; wait until "
-                "the machine is less busy, or give the address of a cluster"
+                f"Ray did not start on this machine: {text}; {next_step}, or give the address of a "
+                "cluster"
             ) from error
 
     def _connect(self, opened: contextlib.ExitStack, address: str) -> None:

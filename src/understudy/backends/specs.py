@@ -39,8 +39,10 @@ def games_without_spec(data: DataFolder, specs: Specs) -> list[str]:
         if data.has_store():
             with open_view(data.store) as view:
                 raws += [frame.raw for frame in view.quarantined()]
-    stream = open_file_stream(data.stream)
-    with contextlib.closing(stream), contextlib.suppress(UnderstudyError, OSError):
+    with (
+        contextlib.suppress(UnderstudyError, OSError),
+        contextlib.closing(open_file_stream(data.stream)) as stream,
+    ):
         for partition in stream.partitions():
             page = stream.read(partition.id, None, max_bytes=_PAGE_BYTES, wait_s=0.0)
             raws += [record.raw for record in page.records]

@@ -8,6 +8,7 @@ import click
 
 from understudy.cli.options import (
     PATH,
+    TIMEOUT,
     common_options,
     count_of,
     examples,
@@ -29,7 +30,7 @@ from understudy.platform.config import mask_secrets, resolve
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0.0, min_open=True),
+    type=TIMEOUT,
     default=600.0,
     show_default=True,
     help="Seconds to wait for a running ingest.",

@@ -21,6 +21,7 @@ from understudy.cli.deployed import (
 )
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import (
+    TIMEOUT,
     ResultTable,
     common_options,
     count_of,
@@ -34,6 +35,7 @@ from understudy.cli.options import (
 from understudy.client.receipts import AckedFrame, read_receipts
 from understudy.core.errors import ConfigError
 from understudy.core.log import is_locked
+from understudy.core.settings import nearest
 from understudy.core.wording import joined
 from understudy.platform.erase import (
     compact_store,
@@ -157,8 +159,8 @@ def sessions(
             games = registered_games(config.folder, models=config.models.url)
         if game not in games:
             raise ConfigError(
-                f"the game {game[:80]!r} is not registered; pass one of the registered games to "
-                f"--game: {', '.join(games) or 'there are none yet'}"
+                f"the game {game[:80]!r} is not registered, so --game matches nothing; "
+                f"{nearest(game, games)}"
             )
     table = ResultTable(
         "session", "game", "player", "chunks", "steps", "missing", "dropped", "closed"
@@ -368,7 +370,7 @@ def _print_verdict(out: Console, verification: Verification, *, is_remote: bool)
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0.0, min_open=True),
+    type=TIMEOUT,
     default=120.0,
     show_default=True,
     help="Seconds to wait for a running writer.",
@@ -398,8 +400,8 @@ def forget(
             folder = data_folder(data_text).must_exist()
             config = config_of(data_text, store_url=store_url)
             fields = forget_player(folder, player, game=game, timeout_s=timeout_s, config=config)
-    fields["models"] = models_that_learned_from(data_text, fields.pop("first_steps"))
     earlier = fields.pop("earlier")
+    fields["models"] = models_that_learned_from(data_text, fields.pop("first_steps"), earlier)
     times = [at_s for requests in earlier.values() for at_s in requests.values()]
     fields["forgotten_before_s"] = max(times, default=None)
     fields["unreplaced"] = unreplaced_models(data_text, earlier)
@@ -447,7 +449,7 @@ def forget(
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0.0, min_open=True),
+    type=TIMEOUT,
     default=3600.0,
     show_default=True,
     help="Seconds to wait for a running writer.",
@@ -523,7 +525,7 @@ def list_(data_text: str | None, as_json: bool, store_url: str | None, limit: in
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0.0, min_open=True),
+    type=TIMEOUT,
     default=120.0,
     show_default=True,
     help="Seconds to wait for a running writer.",

@@ -31,7 +31,10 @@ def config_of(text: str | None, *, store_url: str | None = None) -> Config:
 
 def deployment(text: str | None, *, must_exist: bool = False) -> Deployment:
     """The deployment of a data folder; if there is none, it is created, or must_exist raises."""
-    config = config_of(text)
+    return _deployment_of(config_of(text), must_exist=must_exist)
+
+
+def _deployment_of(config: Config, *, must_exist: bool) -> Deployment:
     folder = config.folder
     check_data_folder(folder.root)
     if must_exist and not has_deployment(folder, models=config.models.url):
@@ -42,30 +45,32 @@ def deployment(text: str | None, *, must_exist: bool = False) -> Deployment:
     return open_deployment(folder, models=config.models.url)
 
 
-def readable_registry(text: str | None) -> Registry:
+def readable_registry(config: Config) -> Registry:
     """The registry of a data folder; where `up` never ran, one of specs only."""
-    config = config_of(text)
     folder = config.folder
     is_recorded = folder.games.exists() or folder.store.exists() or folder.stream.exists()
     if is_recorded and not has_deployment(folder, models=config.models.url):
         check_data_folder(folder.root)
         return spec_registry(folder, models=config.models.url)
-    return deployment(text, must_exist=True).registry
+    return _deployment_of(config, must_exist=True).registry
 
 
 def models_that_learned_from(
-    text: str | None, first_steps: Mapping[str, Mapping[str, int] | None]
+    text: str | None,
+    first_steps: Mapping[str, Mapping[str, int] | None],
+    earlier: Mapping[str, Collection[int]],
 ) -> list[str]:
     """The names of the models that may have learned from a player, such as `rally/3`.
 
     `first_steps`: the arrival numbers of the player's first steps, by game and schema; None if they
-    are not known for a game. A model from a run on the store counts, whenever that was.
+    are not known for a game. `earlier`: arrival numbers of earlier `forget` events, by game, after
+    which nobody knows what was erased. A model from a run on the store counts, whenever that was.
     """
     config = config_of(text)
     if not signing_key(config.folder).exists():
         return []
     # Imported here: it takes a second.
-    from understudy.release.gatekeeper import learned_before, schemas_learned
+    from understudy.release.forgets import learned_before, schemas_learned
 
     registry = open_deployment(config.folder, models=config.models.url).registry
     names = []
@@ -76,10 +81,12 @@ def models_that_learned_from(
             if first_nos is not None:
                 schemas = schemas_learned(now, model_no, first_nos)
                 learned = [first_nos[schema] for schema in schemas if schema in first_nos]
-            # A `forget` event of now comes after every training.
-            now_no = sys.maxsize
+            events = dict.fromkeys(earlier.get(game, ()), 0)
+            if learned:
+                # A `forget` event of now comes after every training.
+                events[sys.maxsize] = min(learned)
             is_of_run = bool(manifest.lineage.config.get("from_store"))
-            if learned and (is_of_run or learned_before(now, model_no, {now_no: min(learned)})):
+            if events and (is_of_run or learned_before(now, model_no, events)):
                 names.append(f"{game}/{model_no}")
     return names
 
@@ -94,7 +101,7 @@ def unreplaced_models(text: str | None, forgets: Mapping[str, Collection[int]]) 
     if not any(forgets.values()) or not signing_key(config.folder).exists():
         return []
     # Imported here: it takes a second.
-    from understudy.release.gatekeeper import learned_before, schemas_learned
+    from understudy.release.forgets import learned_before, schemas_learned
     from understudy.release.store_stats import concerning
 
     state = {}
@@ -113,12 +120,13 @@ def unreplaced_models(text: str | None, forgets: Mapping[str, Collection[int]]) 
     return names
 
 
-def waiting_for_spec(games: list[str]) -> str:
-    """A line about recorded frames that cannot be stored without their game's spec."""
-    return (
-        f"frames of {joined(games)} lack their spec, so they are not stored; next: start the game, "
-        "which registers it, or understudy games add GAME, then understudy data quarantine replay"
+def waiting_for_spec(games: list[str]) -> tuple[str, str]:
+    """That recorded frames cannot be stored without their game's spec, and the next step."""
+    advice = (
+        "start the game, which registers it, or understudy games add GAME, then understudy data "
+        "quarantine replay"
     )
+    return f"frames of {joined(games)} lack their spec, so they are not stored", advice
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,8 +302,7 @@ def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
         yield DoctorCheck("models", "red", str(error))  # the message names the next step
         return
     if without_spec:
-        result, _, advice = waiting_for_spec(without_spec).partition("; next: ")
-        yield DoctorCheck("specs", "yellow", result, advice)
+        yield DoctorCheck("specs", "yellow", *waiting_for_spec(without_spec))
     if damaged:
         yield DoctorCheck("models", "red", "; ".join(damaged))
     elif deployment is not None:

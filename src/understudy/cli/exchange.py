@@ -18,6 +18,7 @@ from understudy.backends.specs import registered_specs
 from understudy.cli.deployed import config_of, remote_store
 from understudy.cli.options import (
     PATH,
+    FiniteRange,
     common_options,
     console,
     count_of,
@@ -235,7 +236,7 @@ def export_data(
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=60.0,
     show_default=True,
     help="With a remote store: give up after this many seconds without progress of ingest.",

@@ -1,5 +1,6 @@
 """understudy games: register, list and check games."""
 
+import difflib
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,8 @@ def add(
 @common_options
 def list_games(data_text: str | None, as_json: bool) -> int:
     """List registered games with their schemas and bots; exits 1 if something is damaged."""
-    registry = readable_registry(data_text)
     config = config_of(data_text)
+    registry = readable_registry(config)
     rows: list[dict[str, Any]] = []
     stored = stored_schemas(config.folder)
     for name in sorted({*registry.games(), *stored}):
@@ -126,7 +127,8 @@ def list_games(data_text: str | None, as_json: bool) -> int:
         out.print(f"[red]![/] {escape(line)}", soft_wrap=True)
     without_spec = games_without_spec(config.folder, RegistrySpecs(registry))
     if without_spec:
-        out.print(f"[yellow]![/] {escape(waiting_for_spec(without_spec))}", soft_wrap=True)
+        problem, advice = waiting_for_spec(without_spec)
+        out.print(f"[yellow]![/] {escape(problem)}; next: {escape(advice)}", soft_wrap=True)
     fields = {"games": rows, "without_spec": without_spec}
     return finish(fields, as_json=as_json, code=1 if damaged else 0)
 
@@ -147,8 +149,10 @@ def check(
 ) -> int:
     has_folder = bool(resolve({"data": data_text}).config.data)
     registry = deployment(data_text, must_exist=True).registry if has_folder else None
-    spec = _known_spec(game, registry) if obs is None and actions is None else None
-    spec = spec or _spec(game, obs, actions)
+    if obs is None and actions is None:
+        spec = _known_spec(game, registry) or _env_spec(game, registry)
+    else:
+        spec = _spec(game, obs, actions)
     fields = _fields(spec)
     out = console(as_json=as_json)
     out.print(f"{spec.game} can be recorded: {_summary(spec)}, schema {spec.schema[:12]}")
@@ -178,6 +182,18 @@ def _known_spec(game: str, registry: Registry | None) -> GameSpec | None:
         return _spec(game, None, None)
     except ConfigError:
         return registry.specs(game)[0]
+
+
+def _env_spec(game: str, registry: Registry | None) -> GameSpec:
+    """The spec of an env or file; if there is none, ConfigError may name a registered game."""
+    try:
+        return _spec(game, None, None)
+    except ConfigError as error:
+        known = [] if registry is None or game.endswith(".json") else registry.games()
+        near = difflib.get_close_matches(game, known, n=1)
+        if not near:
+            raise
+        raise ConfigError(f"{error}; the registered game is {near[0]!r}") from None
 
 
 def _spec(game: str, obs: int | None, actions: str | None) -> GameSpec:

@@ -41,6 +41,7 @@ _OF_DATA_FOLDERS = {
 }
 """A folder with one of these is a data folder, or is rejected with a reason of its own."""
 _OF_SYSTEMS = {"lost+found", ".DS_Store"}
+"""Names of operating systems, which may be in an empty folder."""
 _INTERRUPTED = (
     b"interrupted; steps that are not stored yet stay in the stream until the next start\n"
 )
@@ -119,7 +120,7 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
 
 
 def _check_folder(data: DataFolder, *, is_remote: bool, out: Console) -> None:
-    """Raise ConfigError unless a folder is a data folder or empty, or the stream is elsewhere."""
+    """Raise ConfigError unless the folder is a data folder or empty; create a remote stream's."""
     if data.root.is_dir():
         names = sorted({path.name for path in data.root.iterdir()} - _OF_SYSTEMS)
         if names and not _OF_DATA_FOLDERS & set(names):

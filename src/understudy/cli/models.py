@@ -18,6 +18,7 @@ from understudy.backends.data import DataFolder
 from understudy.cli.deployed import deployment
 from understudy.cli.options import (
     PATH,
+    FiniteRange,
     ResultTable,
     common_options,
     console,
@@ -384,7 +385,7 @@ def export_model(
 @click.argument("model")
 @click.option(
     "--minutes",
-    type=click.FloatRange(1, 7 * 24 * 60),
+    type=FiniteRange(1, 7 * 24 * 60),
     default=15.0,
     show_default=True,
     help="How long the URL is valid.",

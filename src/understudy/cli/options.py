@@ -1,6 +1,7 @@
 """Options and output that commands share."""
 
 import json
+import math
 import os
 import sys
 import textwrap
@@ -26,6 +27,21 @@ State = TypeVar("State")
 _UNLIMITED = 10_000
 """Columns in which every table fits."""
 PATH = click.Path(path_type=Path)
+
+
+class FiniteRange(click.FloatRange):
+    """A range of finite numbers: click's accept NaN, and infinity where they have no end."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return float(number)
+
+
+TIMEOUT = FiniteRange(min=0.0, min_open=True)
 _json_out: TextIO | None = None
 """Where `print_json` prints while `only_json` reserves standard output."""
 

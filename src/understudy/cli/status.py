@@ -39,6 +39,8 @@ _BLOCKED = {
 }
 _SHOWN_VERDICTS = 3
 """The newest verdicts of a game; `models list` shows all."""
+_MOSTLY = 0.9
+"""From this share of the stored steps on, the learner counts as up to date."""
 _COLOURS = {"running": "green", "not running": "dim", "starting": "yellow", "stopping": "yellow"}
 
 
@@ -72,7 +74,10 @@ def _print(out: Console, fields: dict[str, Any]) -> None:
         _print_line(out, f"{part} at {url}")
     if fields["roles"]:
         out.print(_roles(fields["roles"]))
-    out.print(f"{count_of(fields['steps'], 'step')} stored")
+    stored = f"{count_of(fields['steps'], 'step')} stored"
+    if fields["read_steps"] is not None and fields["read_steps"] < _MOSTLY * fields["steps"]:
+        stored += f", of which the learner has read {format_count(fields['read_steps'])} so far"
+    out.print(stored)
     schedules: dict[tuple[str, ...], str] = {}
     for game in fields["games"]:
         _print_game(out, game)
@@ -215,10 +220,11 @@ def _skills(game: dict[str, Any]) -> str:
     parts = []
     for skill, played in game.get("skills", {}).items():
         if played["episodes"]:
-            goal = "" if played["target"] is None else f", target {played['target']:.4g}"
+            goal = "" if played["target"] is None else f"target {played['target']:.4g}, "
+            episodes = count_of(played["episodes"], "episode")
             parts.append(
-                f"{skill} {played['mean']:.4g} with noise {played['noise']:.3g} "
-                f"({count_of(played['episodes'], 'episode')}{goal})"
+                f"{skill} {played['mean']:.4g} in its last {episodes} "
+                f"({goal}noise now {played['noise']:.3g})"
             )
     return "; ".join(parts)
 
@@ -265,6 +271,7 @@ def platform_status(
         "roles": roles,
         "lag_s": next((role["lag_s"] for role in roles if role["role"] == "ingest"), None),
         "steps": counts["steps"],
+        "read_steps": learner["report"].get("read_steps") if learner and learner["alive"] else None,
         "quarantined": counts["quarantined"],
         "parked": counts["parked"],
         "evicted": counts["evicted"],

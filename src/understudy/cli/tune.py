@@ -1,5 +1,6 @@
 """understudy tune: searches settings; show and resume a study."""
 
+import difflib
 import math
 import shlex
 import sys
@@ -69,6 +70,12 @@ class _TuneGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            is_name = not args[0].startswith("-") and not Path(args[0]).exists()
+            near = difflib.get_close_matches(args[0], self.commands, n=1)
+            if near and is_name:
+                raise click.UsageError(
+                    f"no such command or file '{args[0]}'; did you mean '{near[0]}'?"
+                )
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -173,7 +180,11 @@ def _slots_option(command: Callable[..., Any]) -> Callable[..., Any]:
     is_flag=True,
     help="End the study as RLiable does: when two consecutive trials are alike.",
 )
-@click.option("--resume", is_flag=True, help="Resume the study in --out, or the file's last one.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Resume the study in --out, or the file's last one; start it if there is none.",
+)
 @json_option
 def run(
     file: Path | None,
@@ -442,9 +453,9 @@ class StudyProgress:
     _warm_since_s: dict[int, float] = field(default_factory=dict)
     """When the first trial of a slot ended, which includes imports and compilation."""
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    """Of the last trials that began after that."""
-    _places: int = 0
-    """Trials that ran at once."""
+    """Durations of the last trials, without the first of each slot."""
+    _most_running: int = 0
+    """The most trials that ran at once."""
 
     def handle_event(self, event: StudyEvent) -> None:
         match event:
@@ -452,16 +463,17 @@ class StudyProgress:
                 self.started = event
                 self._started_s = self.now()
                 self.n_ended = 0
-                self._places = 0
-                for of_slots in (self._running, self._warm_since_s, self._seconds):
-                    of_slots.clear()
+                self._most_running = 0
+                self._running.clear()
+                self._warm_since_s.clear()
+                self._seconds.clear()
                 self.states = dict.fromkeys(self.states, 0)
                 self.best = event.best
                 for row in event.rows:
                     self._count(row)
             case TrialStarted():
                 self._running[event.trial.trial_no] = (event.slot, self.now())
-                self._places = max(self._places, len(self._running))
+                self._most_running = max(self._most_running, len(self._running))
             case SlotEnded():
                 self._warm_since_s.pop(event.slot, None)
                 self._running = {
@@ -493,7 +505,7 @@ class StudyProgress:
         mean_s = sum(self._seconds) / len(self._seconds)
         n_left = self.started.max_trials - self.n_ended
         spent_s = sum(min(mean_s, self.now() - start_s) for _, start_s in self._running.values())
-        at_rate_s = (n_left * mean_s - spent_s) / max(1, min(self._places, n_left))
+        at_rate_s = (n_left * mean_s - spent_s) / max(1, min(self._most_running, n_left))
         passed_s = self.now() - self._started_s
         return max(0.0, min(at_rate_s, self.started.limit_s - passed_s))
 
@@ -549,7 +561,10 @@ def _message(event: StudyEvent, n_failed: int) -> str:
             )
             return "\n".join([study, *(f"[yellow]note[/] {escape(note)}" for note in event.notes)])
         case SlotEnded():
-            return f"[yellow]slot {event.slot} ended[/]: {escape(event.why)}; its trials restart"
+            return (
+                f"[yellow]slot {event.slot} ended[/]: {escape(event.why)}; its trials without a "
+                "result restart"
+            )
         case TrialEnded() if event.row.result.state == "failed" and n_failed <= _FAILURES_SHOWN:
             error = escape(event.row.result.error)
             more = "; more are only counted" if n_failed == _FAILURES_SHOWN else ""
@@ -590,6 +605,8 @@ def _print(out: Console, result: StudyResult) -> None:
     elif result.is_finished and (result.folder / BEST).exists():
         game = shlex.quote(str(result.config.trainable.config["game"]))
         folder = shlex.quote(str(result.folder))
+        if result.best is not None:
+            lines.append(f"{BEST} has the settings of trial {result.best.trial.trial_no}")
         lines.append(f"next: understudy train {escape(game)} --preset {escape(folder)}")
     out.print("\n".join(lines), soft_wrap=True)
 

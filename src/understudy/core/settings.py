@@ -175,7 +175,8 @@ def find_value(
 ) -> tuple[Any, str] | None:
     """A setting's value from a flag, a variable or the file it names, and the origin; else None."""
     if flags.get(leaf.name) is not None:
-        return flags[leaf.name], f"flag --{leaf.name.rpartition('.')[2].replace('_', '-')}"
+        name = leaf.name.rpartition(".")[2].removesuffix("_s").replace("_", "-")
+        return flags[leaf.name], f"flag --{name}"
     if leaf.variable in environ:
         return environ[leaf.variable], leaf.variable
     if path := environ.get(f"{leaf.variable}_FILE"):
@@ -319,7 +320,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
     # A key in the wrong table matches by its last part.
     last = name.rpartition(".")[2]
     near = near or [candidate for candidate in known if candidate.rpartition(".")[2] == last]
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known) or 'none'}"
 
 
 def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = False) -> Any:

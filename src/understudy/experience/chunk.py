@@ -243,6 +243,22 @@ def _integer(metadata: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
+_ALLOWED = {
+    **dict.fromkeys(("row", "seat"), "a whole number from 0 below 2**32"),
+    **dict.fromkeys(("match", "model"), "text of at most 128 characters"),
+    "opponents": "at most 64 texts of at most 128 characters",
+    "result": "a number, or text of at most 64 characters",
+    "seed": "a whole number from 0 below 2**64",
+    "propensity": "a number above 0, at most 1",
+    "ticket": f"text of at most {MAX_TICKET_CHARS} characters",
+    "skill": " or ".join(DEFAULT_NOISE),
+    "noise": "a number from 0 to 1",
+    "temperature": f"a number above 0, at most {MAX_TEMPERATURE:g}",
+    "cut": "true or false",
+}
+"""What each field of a note may be, for messages."""
+
+
 def read_note(note: Any) -> EpisodeNote:
     """Parse the JSON of a note; Refused if a field is unknown or malformed."""
     if not isinstance(note, dict) or not {"row", "seat"} <= note.keys() <= {
@@ -260,31 +276,37 @@ def read_note(note: Any) -> EpisodeNote:
     result = note.get("result")
     propensity = note.get("propensity")
     temperature = note.get("temperature")
-    is_text = isinstance(result, str) and len(result) <= 64
-    checks = (
-        all(type(note[name]) is int and 0 <= note[name] < 1 << 32 for name in ("row", "seat")),
-        all(
-            isinstance(note.get(name, ""), str) and len(note.get(name, "")) <= 128
-            for name in ("match", "model")
-        ),
-        isinstance(opponents, list)
+    checks = {
+        **{name: type(note[name]) is int and 0 <= note[name] < 1 << 32 for name in ("row", "seat")},
+        **{name: _is_text(note.get(name, ""), 128) for name in ("match", "model")},
+        "opponents": isinstance(opponents, list)
         and len(opponents) <= 64
-        and all(isinstance(opponent, str) and len(opponent) <= 128 for opponent in opponents),
-        result is None or is_text or (type(result) in (int, float) and abs(result) < 1e300),
-        note.get("seed") is None or (type(note["seed"]) is int and 0 <= note["seed"] < 1 << 64),
-        propensity is None or (type(propensity) in (int, float) and 0 < propensity <= 1),
-        isinstance(note.get("ticket", ""), str) and len(note.get("ticket", "")) <= MAX_TICKET_CHARS,
-        note.get("skill") in (None, *DEFAULT_NOISE),
-        note.get("noise") is None or is_noise(note["noise"]),
-        temperature is None
+        and all(_is_text(opponent, 128) for opponent in opponents),
+        "result": result is None
+        or _is_text(result, 64)
+        or (type(result) in (int, float) and abs(result) < 1e300),
+        "seed": note.get("seed") is None
+        or (type(note["seed"]) is int and 0 <= note["seed"] < 1 << 64),
+        "propensity": propensity is None
+        or (type(propensity) in (int, float) and 0 < propensity <= 1),
+        "ticket": _is_text(note.get("ticket", ""), MAX_TICKET_CHARS),
+        "skill": note.get("skill") in (None, *DEFAULT_NOISE),
+        "noise": note.get("noise") is None or is_noise(note["noise"]),
+        "temperature": temperature is None
         or (type(temperature) in (int, float) and 0 < temperature <= MAX_TEMPERATURE),
-        type(note.get("cut", False)) is bool,
-    )
-    if not all(checks):
+        "cut": type(note.get("cut", False)) is bool,
+    }
+    if not all(checks.values()):
+        name = next(name for name, is_allowed in checks.items() if not is_allowed)
         raise Refused(
-            "bad_metadata", f"an episode has a field of the wrong type or size: {str(note)[:120]}"
+            "bad_metadata",
+            f"{name} of an episode must be {_ALLOWED[name]}, got {repr(note[name])[:80]}",
         )
     return EpisodeNote(**{**note, "opponents": tuple(opponents)})
+
+
+def _is_text(value: Any, limit: int) -> bool:
+    return isinstance(value, str) and len(value) <= limit
 
 
 # --- The chunk ------------------------------------------------------------------------------------

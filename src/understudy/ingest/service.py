@@ -266,7 +266,9 @@ class PartitionIngest:
         progress.records = len(read.records)
         progress.size_bytes = sum(len(record.raw) for record in read.records)
         progress.ended = read.ended
-        progress.is_drained = _is_past(read, began_s, began_at_s, self._clock.now())
+        progress.is_drained = _is_past(
+            read, began_s, began_at_s=began_at_s, now_s=self._clock.now()
+        )
         return progress
 
     def _claim(self, partition: str) -> Claim:
@@ -567,7 +569,7 @@ class IngestService:
                 raise
 
 
-def _is_past(read: Read, began_s: float, began_at_s: float, now_s: float) -> bool:
+def _is_past(read: Read, began_s: float, *, began_at_s: float, now_s: float) -> bool:
     """Whether everything was read that existed at this monotonic and this wall-clock time.
 
     A record with a time after `now_s` was written while the clock was wrong, so it proves nothing.

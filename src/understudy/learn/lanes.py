@@ -48,8 +48,8 @@ class LanePlan:
     updates: int | None = None
     """Updates of each round, at most; None: each round says how many.
 
-    A number compiles the lengths of all loops in, once for each number of rounds in a call, so that
-    a GPU does not wait for the host before each round and each update.
+    With a number, the lengths of all loops are constants of the program, so that a GPU does not
+    wait for the host before each round and update; each number of rounds in a call is compiled.
     """
 
 

@@ -31,6 +31,7 @@ from understudy.core.errors import (
 )
 from understudy.core.names import game_name
 from understudy.core.plural import plural
+from understudy.core.settings import nearest
 from understudy.core.signed import Signer, Trusted, public_key_text
 from understudy.core.wording import joined
 from understudy.experience.game import GameSpec, spec_from_json
@@ -146,6 +147,7 @@ class Registry:
             )
         number = int(last) if is_number else self.catalogue(owner).model_of(last)
         if not number:
+            self.check_game(owner)
             if last == "canary":
                 raise ConfigError(
                     f"{owner} has no canary now, since no new model is on trial; use "
@@ -229,6 +231,7 @@ class Registry:
         """A model's manifest; if there is no such model, ConfigError lists the newest ones."""
         models = self.catalogue(game).models
         if model_no not in models:
+            self.check_game(game)
             newest = ", ".join(models[number].name for number in sorted(models)[-5:])
             hint = f"the newest are {newest}" if newest else f"{game} has no models yet"
             raise ConfigError(f"{model_name(game, model_no)} does not exist; {hint}")
@@ -377,10 +380,7 @@ class Registry:
         """Raise ConfigError if a game has neither a spec nor a journal."""
         games = self.games()
         if game not in games and not self._objects.list(f"registry/{game_name(game)}"):
-            raise ConfigError(
-                f"the game {game[:80]!r} is not registered; registered games: "
-                f"{', '.join(games) or 'none'}"
-            )
+            raise ConfigError(f"the game {game[:80]!r} is not registered; {nearest(game, games)}")
 
     def rollback(self, game: str, *, why: str, schema: str | None = None) -> int:
         """Restore the champion of a schema before the current one and return its number.

@@ -29,7 +29,7 @@ from understudy.platform.config import Config, write_config
 
 GAME = """import understudy
 
-game = understudy.connect("my-game", obs=2, actions=["left", "right"])
+game = understudy.connect("balance", obs=2, actions=["left", "right"])
 for number in range(60):
     episode, place = game.episode(), 0.0
     for step in range(50):

@@ -15,9 +15,7 @@ except where noted:
 """
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import structlog
@@ -30,13 +28,10 @@ from understudy.core.errors import (
     Refused,
     UnderstudyError,
 )
-from understudy.core.log import storage_error
 from understudy.core.plural import plural
 from understudy.core.wording import shortened
 from understudy.experience.game import GameSpec
-from understudy.experience.skill import DEFAULT_NOISE
 from understudy.learn.symmetry import may_mirror
-from understudy.models.calibration import calibrate, has_moved, is_due, measured
 from understudy.models.catalogue import Alias, Catalogue
 from understudy.models.gate import (
     GateDecision,
@@ -48,20 +43,16 @@ from understudy.models.gate import (
 from understudy.models.manifest import Lineage, model_name, number_of
 from understudy.nn.policy import Policy
 from understudy.release.candidate_ranking import MAX_STEPS, CandidateRanking, may_rank
+from understudy.release.forgets import Forgets, is_replacement, learned_before, replacements
 from understudy.release.game_training import (
     GameTraining,
     ServiceContext,
-    delete_forgotten,
     network_bytes,
 )
 from understudy.release.gatekeeper import (
     Returns,
     follows_carried_over,
     held_out_play,
-    is_replacement,
-    learned_before,
-    replacements,
-    schemas_learned,
 )
 from understudy.release.schedule import (
     LearnerStatus,
@@ -70,6 +61,7 @@ from understudy.release.schedule import (
     next_action,
     schedule_text,
 )
+from understudy.release.skills import Skills
 from understudy.training.events import Guarded
 from understudy.training.train_request import TrainRequest, resolve
 
@@ -122,10 +114,8 @@ class GameLearner:
         """Why the last candidate of iql was released without a ranking."""
         self._retry_at_s = 0.0
         self._read_canary_s = 0.0
-        self._deleted_at: tuple[Any, ...] = ()
-        """The newest `forget` event and the folders in use when checkpoints were last deleted."""
-        self._calibrated: dict[str, int] = {}
-        """Episodes at a skill at the last calibration, by model."""
+        self._forgets = Forgets(game, context.store_stats)
+        self._skills = Skills(game, context, epoch=self.epoch)
 
     def step(self, *, may_train: bool = True) -> bool:
         """Do the schedule's next action; False if there was none, or an error, which is logged.
@@ -218,14 +208,21 @@ class GameLearner:
             self._algorithm = algorithm
             self._n_failures = 0
         training = self._training_for(spec, algorithm)
-        self._delete_forgotten()
+        self._forgets.delete_checkpoints(
+            context.data.root / "learner" / self.game,
+            in_use=[
+                folder
+                for training in (self._training, self._clone)
+                if training is not None
+                for folder in training.folders
+            ],
+        )
         # Reads what is new in the store, and evicts what was erased from it.
         training.engine.follow()
         if self._judge_canaries():
             return True
         for pointer in now.live("champion"):
-            self._calibrate(now, pointer)
-            self._publish_explore_share(pointer)
+            self._skills.publish(now, pointer)
         if self._must_replace(now, training):
             why = self._forgotten(now, spec.schema) or "a forget after the training began"
             _log.info("replacement", game=self.game, why=why)
@@ -328,7 +325,7 @@ class GameLearner:
         model_no = now.model_of("champion")
         if not model_no or now.model_of("champion", spec.schema):
             return None
-        if learned_before(now, model_no, self._forgets(now, now.models[model_no].schema)):
+        if learned_before(now, model_no, self._forgets.of(now, now.models[model_no].schema)):
             return None
         try:
             policy = registry.policy(self.game, model_no)
@@ -510,30 +507,10 @@ class GameLearner:
 
     def _margin(self, now: Catalogue, model_no: int) -> float:
         """By how much a candidate may be worse than the champion: none, unless it replaces it."""
-        forgotten = self._forgets(now, now.models[model_no].schema)
+        forgotten = self._forgets.of(now, now.models[model_no].schema)
         if is_replacement(now, model_no, forgotten) or follows_carried_over(now, model_no):
             return self._context.keeper.bounds.forget_margin
         return 0.0
-
-    def _forgets(self, now: Catalogue, schema: str) -> Mapping[int, int]:
-        """The `forget` events of players of a schema, as `StoreStats.forgotten` has them.
-
-        Includes those of the schemas that its champion's first weights are from.
-        """
-        champion = now.model_of("champion", schema)
-        return self._forgets_behind(now, champion) if champion else self._forgets_of([schema])
-
-    def _forgets_behind(self, now: Catalogue, model_no: int) -> Mapping[int, int]:
-        """Those of all schemas that a model may have learned from."""
-        every = self._context.store_stats.schemas.get(self.game, {})
-        return self._forgets_of(schemas_learned(now, model_no, every))
-
-    def _forgets_of(self, schemas: Iterable[str]) -> Mapping[int, int]:
-        first_nos: dict[int, int] = {}
-        for schema in schemas:
-            for number, first_no in self._context.store_stats.forgotten(self.game, schema).items():
-                first_nos[number] = min(first_no, first_nos.get(number, first_no))
-        return first_nos
 
     def _has_forgotten_start(self, now: Catalogue, training: GameTraining) -> bool:
         """Whether the first weights, which no update has changed, are from a forgotten player."""
@@ -541,7 +518,7 @@ class GameLearner:
             return False
         start = number_of(training.started_from)
         return start not in now.models or bool(
-            learned_before(now, start, self._forgets_behind(now, start))
+            learned_before(now, start, self._forgets.behind(now, start))
         )
 
     def _must_replace(self, now: Catalogue, training: GameTraining) -> bool:
@@ -551,7 +528,7 @@ class GameLearner:
         frequent events would let no training and no trial end.
         """
         schema = training.spec.schema
-        forgotten = self._forgets(now, schema)
+        forgotten = self._forgets.of(now, schema)
         champion = now.model_of("champion", schema)
         canary = now.model_of("canary", schema)
         newest = max(forgotten, default=0)
@@ -568,7 +545,7 @@ class GameLearner:
 
     def _forgotten(self, now: Catalogue, schema: str) -> str:
         """What a schema's champion still has of forgotten players, and what is done about it."""
-        forgotten = self._forgets(now, schema)
+        forgotten = self._forgets.of(now, schema)
         champion = now.model_of("champion", schema)
         if not champion or not (newest := learned_before(now, champion, forgotten)):
             return ""
@@ -608,84 +585,6 @@ class GameLearner:
             f"{model_name(self.game, champion)} may contain what it learned from players who were "
             f"forgotten since; {outcome}"
         )
-
-    def _delete_forgotten(self) -> None:
-        """Delete what trainings that do not continue have learned from forgotten players."""
-        stats = self._context.store_stats
-        schemas = stats.schemas.get(self.game, {})
-        forgotten = {schema: stats.forgotten(self.game, schema) for schema in schemas}
-        in_use = [
-            folder
-            for training in (self._training, self._clone)
-            if training is not None
-            for folder in training.folders
-        ]
-        state = (max(chain(*forgotten.values()), default=0), *in_use)
-        if state == self._deleted_at or not state[0]:
-            return
-        folder = self._context.data.root / "learner" / self.game
-        try:
-            deleted = delete_forgotten(folder, forgotten, in_use=in_use)
-        except OSError as error:
-            raise storage_error(error, f"deleting checkpoints in {folder}") from error
-        for path in deleted:
-            _log.info("checkpoints_deleted", game=self.game, folder=path.name, why="a forget")
-        self._deleted_at = state
-
-    def _calibrate(self, now: Catalogue, champion: Alias) -> None:
-        """Publish the noise of each skill, if enough was played at the last one."""
-        model = model_name(self.game, champion.model_no)
-        stats = self._context.store_stats
-        n_episodes, skilled = stats.skilled(model)
-        last = now.noise.get(champion.schema)
-        n_before = self._calibrated.get(model, 0)
-        if last is not None and last.model_no == champion.model_no:
-            n_before = max(n_before, last.episodes)
-        if not is_due(n_episodes, n_before):
-            return
-        self._calibrated[model] = n_episodes
-        before = DEFAULT_NOISE if last is None else last.noise
-        released = self._returns(model, 0.0)[-len(skilled) :]
-        noise = calibrate(before, stats.newest_people(champion.schema), released, skilled)
-        if has_moved(noise, before):
-            self._context.registry.set_noise(
-                self.game,
-                champion.model_no,
-                noise,
-                episodes=n_episodes,
-                epoch=self.epoch,
-                explore_share=self._explore_share,
-            )
-            _log.info("skills_calibrated", model=model, episodes=n_episodes, noise=noise)
-
-    @property
-    def _explore_share(self) -> float:
-        """The share of bots' episodes in which they explore; clones do not learn from bots."""
-        config = self._context.config
-        return config.explore_share if config.schedule.improve_with != "bc" else 0.0
-
-    def _publish_explore_share(self, champion: Alias) -> None:
-        """Publish the share of a schema's episodes in which bots explore, if it has changed."""
-        registry = self._context.registry
-        last = registry.catalogue(self.game).noise.get(champion.schema)
-        if self._explore_share == (0.0 if last is None else last.explore_share):
-            return
-        registry.set_noise(
-            self.game,
-            champion.model_no if last is None else last.model_no,
-            DEFAULT_NOISE if last is None else last.noise,
-            episodes=0 if last is None else last.episodes,
-            epoch=self.epoch,
-            explore_share=self._explore_share,
-        )
-
-    def _skills(self, now: Catalogue, schema: str) -> dict[str, Any]:
-        """The noise, target and returns of each skill of a schema's champion, for display."""
-        stats = self._context.store_stats
-        last = now.noise.get(schema)
-        model = model_name(self.game, now.model_of("champion", schema))
-        noise = DEFAULT_NOISE if last is None else last.noise
-        return measured(noise, stats.newest_people(schema), stats.skilled(model)[1])
 
     def _canary_episodes(self, now: Catalogue, schema: str) -> int:
         """Episodes of a schema's canary that are compared with its champion; 0 without one."""
@@ -805,7 +704,7 @@ class GameLearner:
             "control": control.model_no if control else 0,
             "not_compared": self._not_compared(now, on_trial),
             **(context.store_stats.progress(self.game, spec.schema) if spec else {}),
-            "skills": self._skills(now, spec.schema) if spec else {},
+            "skills": self._skills.status(now, spec.schema) if spec else {},
             "forgotten": "\n".join(
                 text
                 for pointer in now.live("champion")

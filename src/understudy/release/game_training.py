@@ -1,14 +1,11 @@
 """Trains one algorithm on one game from the store, and what the trainings of all games share."""
 
-import contextlib
 import hashlib
 import math
-import re
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +52,6 @@ _CHOICE_STEPS = 16_384
 _ADVANTAGE_WEIGHTS = (1.5, 0.5)
 """Those of iql's candidates in turn, unless another one is set. A high one is needed where most
 people play badly; a low one is better where most play well. Recorded steps do not tell."""
-
-
-_FOLDER = re.compile(rf"({'|'.join(ALGORITHMS)})-[0-9a-f]{{12}}(\.before|\.unusable-[0-9a-f]+)?")
-"""The name of a folder of checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -528,32 +521,6 @@ class GameTraining:
             self._metrics = dict(event.metrics)
         elif isinstance(event, Guarded):
             self._on_guarded(event)
-
-
-def delete_forgotten(
-    folder: Path, forgotten: Mapping[str, Collection[int]], *, in_use: Container[Path]
-) -> list[Path]:
-    """Delete the checkpoints of trainings that may have learned from a player forgotten since.
-
-    `forgotten`: arrival numbers of the `forget` events, by schema. `in_use`: folders of trainings
-    that continue, which are not touched. Returns the folders whose checkpoints were deleted.
-    """
-    deleted = []
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path in in_use or not _FOLDER.fullmatch(path.name):
-            continue
-        facts: Mapping[str, Any] = {}
-        with contextlib.suppress(Corrupt):
-            checkpoint = Checkpoints(path).latest()
-            facts = checkpoint.facts if checkpoint is not None else {}
-        # Checkpoints of earlier versions and damaged ones name no schema: every event counts.
-        # So it does if the first weights are of another schema.
-        schema = "" if facts.get("started_from") else facts.get("schema", "")
-        events = forgotten.get(schema, tuple(chain(*forgotten.values())))
-        if facts.get("marks", {}).get("read_no", 0) < max(events, default=0):
-            Checkpoints(path).delete()
-            deleted.append(path)
-    return deleted
 
 
 def _some_of(batches: Sequence[Batch], max_steps: int) -> Batch:

@@ -9,11 +9,10 @@ All state between calls is in the registry and the store, so another learner can
 time.
 """
 
-import bisect
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from understudy.models.catalogue import (
     Control,
 )
 from understudy.models.gate import Bounds, GateDecision, ModelCheck, Played
-from understudy.models.manifest import Lineage, Manifest, make_manifest, model_name, number_of
+from understudy.models.manifest import Lineage, Manifest, make_manifest, model_name
 from understudy.models.registry import Registry, damage_key
 from understudy.nn.policy import Policy
 from understudy.release.model_check import Budget, check_in_subprocess
@@ -357,75 +356,6 @@ class Gatekeeper:
         return self._check(now.models[model_no], raw, self._budget)
 
 
-def learned_before(now: Catalogue, model_no: int, forgotten: Mapping[int, int]) -> int:
-    """The newest `forget` event of a player from whom a model may have learned; 0: there is none.
-
-    It came after the model's training began, and the player's first steps before it ended.
-    `forgotten`: the arrival numbers of these steps, 0 if not known, by those of such events. A
-    model that did not learn from the store has learned from no player.
-    """
-    lineage = now.models[model_no].lineage
-    if not lineage.cursor_to:
-        return 0
-    read_to = int(lineage.cursor_to)
-    read_no = _read_no(now, model_no)
-    return max(
-        (
-            number
-            for number, first_no in forgotten.items()
-            if number > read_no and first_no <= read_to
-        ),
-        default=0,
-    )
-
-
-def schemas_learned(now: Catalogue, model_no: int, every: Iterable[str]) -> set[str]:
-    """The schemas of a model and of those from which its first weights are.
-
-    `every`: all schemas of the game, which are returned if one of these models is lost.
-    """
-    schemas = set()
-    while model_no in now.models:
-        manifest = now.models[model_no]
-        schemas.add(manifest.schema)
-        started_from = manifest.lineage.config.get("started_from")
-        if not started_from:
-            return schemas
-        model_no = number_of(started_from)
-    return schemas.union(every)
-
-
-def is_replacement(now: Catalogue, model_no: int, forgotten: Mapping[int, int]) -> bool:
-    """Whether a model is the first one of its schema that was trained after a `forget`.
-
-    It is if the champion was trained before that, and may have learned from the player.
-    """
-    return model_no in replacements(now, now.models[model_no].schema, forgotten)
-
-
-def replacements(now: Catalogue, schema: str, forgotten: Mapping[int, int]) -> list[int]:
-    """All models of a schema that `is_replacement` accepts, in order of their numbers."""
-    champion = now.model_of("champion", schema)
-    if not champion:
-        return []
-    concerning = sorted(
-        number
-        for number, first_no in forgotten.items()
-        if learned_before(now, champion, {number: first_no})
-    )
-    found = []
-    highest_no = 0
-    for model_no in sorted(now.models):
-        if now.models[model_no].schema != schema:
-            continue
-        read_no = _read_no(now, model_no)
-        n_known = bisect.bisect_right(concerning, read_no)
-        if n_known and concerning[n_known - 1] > highest_no:
-            found.append(model_no)
-        highest_no = max(highest_no, read_no)
-    return found
-
-
 def follows_carried_over(now: Catalogue, model_no: int) -> bool:
     """Whether a model is the first one after a champion that was carried over to its schema."""
     schema = now.models[model_no].schema
@@ -443,11 +373,6 @@ def follows_carried_over(now: Catalogue, model_no: int) -> bool:
 def is_carried_over(lineage: Lineage) -> bool:
     """Whether a model is the champion of an earlier schema, with the weights that it had there."""
     return bool(lineage.config.get("carried_over", False))
-
-
-def _read_no(now: Catalogue, model_no: int) -> int:
-    """The highest arrival number that was read when a model's training began."""
-    return int(now.models[model_no].lineage.config.get("read_no", 0))
 
 
 def _recorded(verdict: str) -> GateDecision:

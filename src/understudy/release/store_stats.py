@@ -344,10 +344,11 @@ class StoreStats:
     def _add(self, item: Stored, chunk: Chunk) -> None:
         meta = chunk.meta
         columns = chunk.columns
-        recorded = self.schemas.setdefault(meta.game, {}).setdefault(
-            meta.schema,
-            Recorded(item.arrival_no, forgotten=dict.fromkeys(self._unread_forgotten, 0)),
-        )
+        schemas = self.schemas.setdefault(meta.game, {})
+        if meta.schema not in schemas:
+            forgotten = dict.fromkeys(self._unread_forgotten, 0)
+            schemas[meta.schema] = Recorded(item.arrival_no, forgotten=forgotten)
+        recorded = schemas[meta.schema]
         recorded.steps["actor" if meta.kind == "actor" else meta.consent] += meta.n_steps
         if meta.kind == "actor":
             return
@@ -610,7 +611,7 @@ def concerning(
         return dict.fromkeys(forgets, 0)
     stored = state["schemas"].get(game, {})
     every = [_recorded(*stored[name]).forgotten for name in schemas if name in stored]
-    found = {}
+    events = {}
     for number in forgets:
         first_nos = [forgotten[number] for forgotten in every if number in forgotten]
         is_dropped = any(
@@ -619,8 +620,8 @@ def concerning(
         if number > state.get("read_no", 0) or is_dropped:
             first_nos = [0]
         if first_nos:
-            found[number] = min(first_nos)
-    return found
+            events[number] = min(first_nos)
+    return events
 
 
 def player_hash(tombstone: bytes) -> str:

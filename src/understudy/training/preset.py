@@ -89,17 +89,18 @@ def with_study(preset: str | None, config_file: Path | None) -> tuple[str | None
 def read_toml(path: Path) -> dict[str, Any]:
     """The fields of a settings file; ConfigError if it is unreadable or malformed."""
     try:
-        return _parsed(path.read_text(), str(path))
+        text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"the settings file {path} cannot be read: {error}; pass a readable TOML file"
         ) from None
+    return _parsed(text, str(path))
 
 
 def _parsed(text: str, name: str) -> dict[str, Any]:
     try:
         fields = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also for numbers of too many digits
         raise ConfigError(f"{name} is not TOML: {error}; correct it there") from None
     if unknown := fields.keys() - {"algorithm", *SECTIONS}:
         raise ConfigError(

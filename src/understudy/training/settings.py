@@ -271,6 +271,7 @@ def preset_text(algorithm: str, sections: Mapping[str, Mapping[str, Any]]) -> st
 
 
 def field_names(part: Any) -> list[str]:
+    """The names of a dataclass's fields, in order."""
     return [field.name for field in dataclasses.fields(part)]
 
 

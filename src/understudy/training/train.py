@@ -19,7 +19,7 @@ from understudy.backends.local import has_store, open_view
 from understudy.core.errors import ConfigError, GameFailed, Locked
 from understudy.core.log import FileLock
 from understudy.core.names import game_name_of_env
-from understudy.core.settings import load_object
+from understudy.core.settings import load_object, nearest
 from understudy.core.wording import joined
 from understudy.experience.game import GameSpec
 from understudy.learn.compile_cache import use_compile_cache
@@ -657,8 +657,9 @@ def stored_spec(store: Path, game: str) -> GameSpec:
         for name in dict.fromkeys((game, game.rpartition(":")[2])):
             if specs := view.specs(game_name_of_env(name)):
                 return specs[0]
+        known = sorted({spec.game for spec in view.specs()})
     folder = store.parent if store.name == "store" else "DIR"
     raise ConfigError(
         f"the store {store} has no experience of {game}; list its games: understudy data stats "
-        f"--data {folder}"
+        f"--data {folder}; {nearest(game, known)}"
     )

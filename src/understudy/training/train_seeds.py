@@ -79,9 +79,8 @@ def train_seeds(
         runs.append(
             train(game, seed=number, out=folder, resume=resume, options=options, **arguments)
         )
-        options = replace(
-            options, started_s=None
-        )  # only the first run's startup includes the process's
+        # Only the first run's startup includes that of the process.
+        options = replace(options, started_s=None)
     result = combined_result(out, [run.result for run in runs])
     RunFolder(out).write_json("summary.json", result)
     return Runs(out, runs, result)

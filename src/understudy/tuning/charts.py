@@ -100,10 +100,9 @@ def _winner(study: StudyArrays) -> Picture | None:
         figure.legend(legend.values(), legend.keys(), loc="outside upper left", ncols=3)
         _profiles(shares, study, test.finalists)
 
-    better = "above" if study.sign > 0 else "below"
     text = (
         f"{'; '.join(test.summary)}. Right, the performance profiles: the share of the seeds "
-        f"{better} each value, with 95 % intervals from {MIN_FOR_INTERVAL} seeds on."
+        f"{study.better} each value, with 95 % intervals from {MIN_FOR_INTERVAL} seeds on."
     )
     if n_failed := sum(finalist.n_failed for finalist in test.finalists):
         text += f" {n_failed} failed, which counts as the worst."
@@ -132,8 +131,7 @@ def _profiles(axes: "Axes", study: StudyArrays, finalists: Sequence[Finalist]) -
             axes.fill_between(
                 values, 100 * shares.low, 100 * shares.high, color=INK, alpha=0.12, lw=0
             )
-    better = "above" if study.sign > 0 else "below"
-    axes.set(xlabel=study.label, ylabel=f"% of seeds {better} it", ylim=(-3, 103))
+    axes.set(xlabel=study.label, ylabel=f"% of seeds {study.better} it", ylim=(-3, 103))
     axes.grid()
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
 

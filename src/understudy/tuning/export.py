@@ -149,7 +149,9 @@ def _open_storage(target: str) -> tuple[Any, str]:
         return optuna.storages.JournalStorage(JournalFileBackend(target)), target
     except (ValueError, LookupError, AssertionError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        what = "the URL of a database" if is_url else "a storage that this Optuna can read"
+        # A RuntimeError is that of a database with tables of another version of Optuna.
+        is_bad_url = is_url and not isinstance(error, RuntimeError)
+        what = "the URL of a database" if is_bad_url else "a storage that this Optuna can read"
         raise ConfigError(f"{mask_secrets(target)} is not {what}: {reason}; {_INSTEAD}") from None
 
 

@@ -12,11 +12,11 @@
     ended      no further trial is asked, and why; if its time is over, trials without a result
                get none
 
-The events opened, ran, leased, lost and finished have `at_s`, seconds since 1970, but not in
-journals of earlier versions. Each line has its number and a checksum. The process that appends
-holds the study's lock. A line that a kill or power cut left unfinished is cut off when the study is
-resumed: at worst it repeats a trial, which has the same result. Damage in front of a readable line
-is an error.
+The events opened, ran, leased, lost and finished, and an ended one of a study whose time is over,
+have `at_s`, seconds since 1970, but not in journals of earlier versions. Each line has its number
+and a checksum. The process that appends holds the study's lock. A line that a kill or power cut
+left unfinished is cut off when the study is resumed: at worst it repeats a trial, which has the
+same result. Damage in front of a readable line is an error.
 """
 
 import json

@@ -126,6 +126,7 @@ class StudyArrays:
         self.metric = result.config.metric
         self.label = label(self.metric.name)
         self.sign = 1.0 if self.metric.criteria == "max" else -1.0
+        self.better = "above" if self.sign > 0 else "below"
         self.dimensions = dict(list(result.config.space.dimensions.items())[:MAX_SETTINGS])
         rows = result.trials
         self.rows: Sequence[Row] = rows

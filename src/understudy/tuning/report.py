@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from understudy.core.errors import ConfigError
 from understudy.core.log import make_folder, storage_error, write_file
 from understudy.core.plural import plural
 from understudy.tuning.charts import charts
@@ -75,6 +76,8 @@ def write_report(
     """
     if html is not None:
         check_replaceable(html, (".html", ".htm"), flag="--html")
+    if png is not None and png.exists() and not png.is_dir():
+        raise ConfigError(f"--png is {png}, which is a file; give a folder for the pictures")
     drawn = [draw(picture) for picture in charts(result)]
     files: list[tuple[Path, bytes]] = []
     if html is not None:

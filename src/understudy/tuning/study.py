@@ -199,7 +199,7 @@ class Study:
 
     @property
     def _note_every_s(self) -> float:
-        """A kill forgets at most so much of the used time; a journal has at most 1,000 notes."""
+        """Seconds between two `ran` events, of which a journal has at most 1,000."""
         return max(1.0, self._config.max_seconds / 1_000)
 
     @property
@@ -391,7 +391,7 @@ class Study:
         deadlines += [self._ends_at_s, self._note_at_s]
         if not self._journal.is_synced:
             deadlines.append(self._sync_at_s)
-        first = min(deadlines, default=math.inf)
+        first = min(deadlines)
         return None if first == math.inf else max(0.0, first - self._clock.monotonic())
 
     # --- What slots send --------------------------------------------------------------------------
@@ -491,6 +491,8 @@ class Study:
                     self._fail(trial_no, error, limit_s)
                 else:
                     bisect.insort(self._waiting, trial_no)
+            why = f"a trial did not end within {limit_s:g} s"
+            self._emit(SlotEnded(slot=open_slot.index, why=why))
 
     def _now_s(self) -> float:
         return round(self._clock.now(), 3)

@@ -253,7 +253,7 @@ def _from_rliable(path: Path, level: int) -> StudyConfig:
     if not isinstance(fields, dict):
         raise ConfigError(f"it has {value_text(fields)}; give an object with {joined(_GRID_KEYS)}")
     for key in fields:
-        if key in (*_setting_parts(), "max_seconds", "seed"):
+        if key in (*_setting_parts(), *_NUMBERS):
             raise ConfigError(
                 f"there is no key {key} in RLiable's files; omit it, and give the setting with the "
                 f"command: --set {key}={value_text(fields[key])}"

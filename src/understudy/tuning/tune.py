@@ -47,6 +47,7 @@ from understudy.tuning.trial import Searcher
 MIN_LAG = 8
 _MAY_CHANGE = {"slots", "max_trials", "engine", "address"}
 """Settings that a resumed study may have others of."""
+_DIFFERENCES_SHOWN = 3
 LOCK = ".lock"
 LOCK_S = 3.0
 """How long a resumed study waits until the slots of a killed one have ended."""
@@ -166,7 +167,7 @@ def _created(config: StudyConfig, folder: Path) -> StudyConfig:
 
 
 def _untuned(space: Space) -> list[str]:
-    """A note on settings that the search cannot vary; a list of one value is meant so."""
+    """A note on settings with an interval of one value; a list of one value is intended."""
     if len(space.fixed) == len(space.dimensions):
         return ["each setting of the space has only one value: trials differ only in their seeds"]
     fixed = [name for name in space.fixed if isinstance(space.dimensions[name], Interval)]
@@ -415,13 +416,30 @@ def _check_agrees(folder: Path, config: StudyConfig, requested: StudyConfig) -> 
         ),
     )
     theirs = _plain(requested)
-    may_differ = ("slots", "max_trials", "notes")
-    others = [name for name in ours if name not in may_differ and ours[name] != theirs[name]]
-    if others:
+    for fields in (ours, theirs):
+        for name in ("slots", "max_trials", "notes"):
+            fields.pop(name)
+    differences = list(_differences(ours, theirs))
+    if differences:
+        more = len(differences) - _DIFFERENCES_SHOWN
+        shown = [*differences[:_DIFFERENCES_SHOWN], *([f"{more} more"] if more > 0 else [])]
         raise ConfigError(
-            f"the study in {folder} has another {joined(others)} than requested; resume it without "
-            "changes, or start another one with out=DIR"
+            f"the study in {folder} is another one: {joined(shown)}; resume it without changes, or "
+            "start another one with out=DIR"
         )
+
+
+def _differences(ours: Any, theirs: Any, name: str = "") -> Iterator[str]:
+    """What is not as requested, such as "seed is 4 here and 0 in the study"."""
+    if ours == theirs:
+        return
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key in {**ours, **theirs}:
+            yield from _differences(
+                ours.get(key), theirs.get(key), f"{name}.{key}" if name else key
+            )
+    else:
+        yield f"{name} is {theirs!r} here and {ours!r} in the study"
 
 
 def _plain(config: StudyConfig) -> dict[str, Any]:

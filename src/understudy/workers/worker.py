@@ -116,11 +116,12 @@ class Worker:
         and an error that it raises ends `work`.
         """
         self.url = url
+        self._insecure = insecure
+        self._address()  # an invalid one is reported at once, also without a key
         self._key = _key(key, os.environ)
         self._game = load_game(game) if isinstance(game, str) else game
         is_single = isinstance(env_wrapper, str) or callable(env_wrapper)
         self._wrappers = [env_wrapper] if is_single else list(env_wrapper)
-        self._insecure = insecure
         self._say = on_message
         self._envs: Envs | None = None
         self._tests: Envs | None = None
@@ -129,7 +130,7 @@ class Worker:
         self._has_joined = False
         self._n_refused = 0
         """Leases, one after the other, whose first round was rejected."""
-        self._connect()  # an invalid address is reported at once
+        self._connect()  # an invalid key is reported at once
 
     def work(self, stop: threading.Event | None = None) -> Worked:
         """Play until the run is over or `stop` is set; leaves the run then.
@@ -178,6 +179,10 @@ class Worker:
         self._say(f"{_explained(error, self.url)}{check}; trying again")
 
     def _connect(self) -> Connection:
+        address, host, port, is_tls = self._address()
+        return Connection(address, host, port, is_tls=is_tls, key=self._key, timeout_s=10.0)
+
+    def _address(self) -> tuple[str, str, int, bool]:
         address, host, port, is_tls = parse_url(
             self.url,
             insecure=self._insecure,
@@ -188,7 +193,7 @@ class Worker:
                 f"the learner's address is {self.url[:200]!r}; omit what follows the port, such as "
                 f"{self.url.partition('://')[0]}://{host}:{port}"
             )
-        return Connection(address, host, port, is_tls=is_tls, key=self._key, timeout_s=10.0)
+        return address, host, port, is_tls
 
     def _work_once(self, stop: threading.Event) -> bool:
         """Join, play and leave; False if the lease ended before."""
