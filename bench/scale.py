@@ -207,6 +207,7 @@ def _workers(_: Path, size: Size, findings: Findings) -> None:
             goal=_START_GOAL_S,
             more_is_better=False,
             gate=gate,
+            bound_by="the start of Python, its imports and the steps of the first round",
         )
     )
     received = _child("weights", workers=size.workers, versions=size.rounds * 2, width=size.width)
