@@ -65,7 +65,7 @@ def with_figures(page: str, block: str) -> str:
 
 
 def headlines() -> str:
-    """Six figures for the README, each with its result file."""
+    """Figures for the README, each with its result file."""
     (experience,) = _results("experience.json")
     (gateway,) = _results("gateway.json")
     (solve,) = _results("learner-solve-dqn.json")
@@ -83,6 +83,10 @@ def headlines() -> str:
         _middle(training["values"][ratio[side]], training["unit"]) for side in ("ours", "peer")
     )
     interval = f"{_times(ratio['low'])} to {_times(ratio['high'])}"
+    (tune,) = _results("tune.json")
+    studies = tune["passes"]["native"]["measurements"]["tune"]
+    rate = next(each for each in studies["figures"] if each["name"].startswith("E1: trials"))
+    beside = next(each for each in studies["ratios"] if each["peer"] == "Optuna and SB3, TPE")
     solved = f"{ours}; SB3 {theirs}: {_times(ratio['ratio'])} faster ({interval})"
     rows = [
         ("CartPole-v1 solved by DQN, training time", solved, "learner-solve-dqn.json"),
@@ -110,6 +114,11 @@ def headlines() -> str:
                     "gateway.json",
                 ),
             )
+        ),
+        (
+            "trials of DQN on CartPole per hour, in lanes",
+            f"{_headline(rate)}; {_short(beside['median'])}x those of {beside['peer']}",
+            "tune.json",
         ),
         (
             "acknowledged steps that survived `kill -9`",
@@ -151,6 +160,8 @@ def figures() -> str:
     parts += [_measured_with(result, "crowd", title) for result in _results("crowd.json")]
     title = "Actors in processes, while the learner updates (`bench/scale.py`, {about}):"
     parts += [_measured_with(result, "scale", title) for result in _results("scale.json")]
+    title = "Studies (`bench/tune.py`, {about}; peers on the same two cores):"
+    parts += [_measured_with(result, "tune", title) for result in _results("tune.json")]
     shared = "one local server each, on the same two cores"
     parts += [
         _measured_with(result, "backends", f"Backends (`bench/backends.py`, {{about}}; {shared}):")
