@@ -35,7 +35,6 @@ from understudy.training.env_info import (
 from understudy.training.evaluation import AT_THE_END, Evaluator, held_out_seeds, make_evaluator
 from understudy.training.events import HoldInterrupts, InitFrom, OnEvent, Started
 from understudy.training.folder import RunFolder, check_free, default_folder, draw_curve, is_empty
-from understudy.training.from_store import FromStore
 from understudy.training.preset import with_study
 from understudy.training.resume import (
     check_agrees,
@@ -470,6 +469,7 @@ def _run(
             "autoreset_mode=AutoresetMode.DISABLED"
         )
     # Imported late: JAX takes seconds, and an invalid argument must be reported at once.
+    from understudy.training.from_store import FromStore
     from understudy.training.training import build
 
     use_compile_cache()
