@@ -93,8 +93,10 @@ def test_a_folder_that_is_not_a_data_folder_is_rejected_and_not_changed(
         raise ConfigError("no network in tests")
 
     monkeypatch.setattr("understudy.cli.ingest.open_ingest", fails)
+    before = signal.getsignal(signal.SIGINT)
     assert run(["ingest", "--data", str(tmp_path / "new"), "--stream", "kinesis://games"]) == 2
     assert capsys.readouterr().out == f"created {tmp_path / 'new'}\n"
+    assert signal.getsignal(signal.SIGINT) is before, "for whoever called `run`"
 
 
 @pytest.mark.usefixtures("registered")

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -95,9 +96,9 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
     config = _config(data_text, flags)
     log_to_stderr(as_json=not out.is_terminal)
     _check_folder(data, is_remote=bool(config.stream.url), out=out)
-    if not until_empty:
-        _stop_on_signals(stop)  # before the store opens, so that an early stop drains, too
-    with open_ingest(config.folder, config) as role:
+    # Signals are handled before the store opens, so that an early stop drains, too.
+    signals = contextlib.nullcontext() if until_empty else _stopped_by_signals(stop)
+    with signals, open_ingest(config.folder, config) as role:
         if until_empty:
             role.store_all()
         else:
@@ -165,7 +166,8 @@ def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
     return config
 
 
-def _stop_on_signals(stop: threading.Event) -> None:
+@contextlib.contextmanager
+def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
     """Set `stop` on the first stop signal; on the second, exit at once, as `kill -9` would."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
@@ -176,5 +178,9 @@ def _stop_on_signals(stop: threading.Event) -> None:
             os._exit(INTERRUPTED)
         stop.set()
 
-    signal.signal(signal.SIGINT, handle)
-    signal.signal(signal.SIGTERM, handle)
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
