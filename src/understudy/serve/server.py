@@ -5,6 +5,7 @@ import contextlib
 import logging
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 import uvicorn
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from understudy.core.errors import ConfigError
 from understudy.core.location import is_loopback
@@ -403,7 +404,8 @@ class Connection(HttpToolsProtocol):
         self._closes_after_request = False
         self._head_bytes = 0
         self._pipelined_bytes = 0
-        self._unanswered = 0
+        self._unanswered: deque[RequestResponseCycle] = deque()
+        """The requests that have arrived and are not answered yet, in order."""
         self._peer = ""
         self._is_from_proxy = False
         self.address = ""
@@ -413,7 +415,14 @@ class Connection(HttpToolsProtocol):
         self.is_gone = False
 
     def abort(self) -> None:
+        self._drop_answers()
         self.transport.abort()
+
+    def _drop_answers(self) -> None:
+        # uvicorn does this for the last request only; the others would raise when they answer.
+        for request in self._unanswered:
+            request.disconnected = True
+            request.message_event.set()
 
     def close_after_request(self) -> None:
         """Close the connection as soon as the request has arrived, whose answer was sent."""
@@ -445,7 +454,7 @@ class Connection(HttpToolsProtocol):
         self._timer_s = float("inf")
         remaining_s = self._deadline_s - self.loop.time()
         if remaining_s <= 0:
-            self.transport.abort()
+            self.abort()
         elif remaining_s < float("inf"):
             self._within(remaining_s)
 
@@ -456,7 +465,7 @@ class Connection(HttpToolsProtocol):
     def _end_soon(self) -> None:
         # close() alone would wait for the client: for its TLS close_notify, or for it to read.
         self.loop.call_later(
-            0.0 if not self.transport.get_write_buffer_size() else _GOODBYE_S, self.transport.abort
+            0.0 if not self.transport.get_write_buffer_size() else _GOODBYE_S, self.abort
         )
 
     # --- Callbacks of the transport ---------------------------------------------------------------
@@ -471,6 +480,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.others.discard(self)
         self.is_gone = True
+        self._drop_answers()
         for timer in (self._timer, self._stalled):
             if timer is not None:
                 timer.cancel()
@@ -486,11 +496,11 @@ class Connection(HttpToolsProtocol):
             )
         self._pipelined_bytes = self._pipelined_bytes + len(data) if self.pipeline else 0
         if self._pipelined_bytes > _MAX_PIPELINED_BYTES:
-            self.transport.abort()
+            self.abort()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stalled = self.loop.call_later(self.listen.read_timeout_s, self.transport.abort)
+        self._stalled = self.loop.call_later(self.listen.read_timeout_s, self.abort)
 
     def resume_writing(self) -> None:
         if self._stalled is not None:
@@ -501,8 +511,8 @@ class Connection(HttpToolsProtocol):
     # --- Callbacks of the parser ------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        if self._unanswered >= _MAX_PIPELINED:
-            self.transport.abort()
+        if len(self._unanswered) >= _MAX_PIPELINED:
+            self.abort()
             raise ConnectionAbortedError  # stops the parser
         self._is_in_head = True
         self._is_arriving = True
@@ -511,7 +521,6 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
-        self._unanswered += 1
         address = self.address
         if self._is_from_proxy:
             address = self.others.forwarded(self._peer, self.headers)
@@ -519,6 +528,7 @@ class Connection(HttpToolsProtocol):
         self.scope.update(address=address, connection=self)  # type: ignore[call-arg]
         self._within(self.listen.body_timeout_s)
         super().on_headers_complete()
+        self._unanswered.append(self.cycle)
         if not self.cycle.keep_alive:
             self.cycle.transport = _Lingering(self)
 
@@ -536,7 +546,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._unanswered -= 1
+        self._unanswered.popleft()
         if self._is_last:
             self._end_soon()
         elif not self._is_arriving and not self._unanswered:
@@ -559,6 +569,7 @@ class Connection(HttpToolsProtocol):
         body = msgspec.json.encode(Failed(error=Failure(code=code, detail=detail)))
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
         head += f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        self._drop_answers()
         self.transport.write(head.encode() + body)
         self.transport.close()
 
