@@ -219,6 +219,27 @@ def test_a_damaged_last_revocation_brings_no_key_back(made: Deployment, machine:
     assert opened.damage() == ""
 
 
+def test_a_missing_revocation_before_a_damaged_entry_brings_no_key_back(made: Deployment):
+    """A machine sees that it is missing only in a listing, which it does not make each time."""
+    keys = made.machine("a").keys()
+    admin, key = keys.create(["admin"])
+    keys.revoke(key.id)
+    keys.create(["play"])
+    made.entry("keys", 2).unlink()
+    flip(made.entry("keys", 3))
+    opened = made.machine("new").keys()
+    for _ in range(10):
+        with pytest.raises(Corrupt, match="understudy keys repair"):
+            opened.follow()
+        assert reason(opened, admin) == "keys_damaged"
+        assert "understudy keys repair" in opened.damage()
+        made.clock.advance(7.0)
+    assert opened.repair(revoke=True)
+    opened.follow()
+    assert reason(opened, admin) == "revoked_key"
+    assert opened.damage().startswith("2 invalid entries, ignored")
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_every_key_is_revoked_or_kept_by_a_repair(made: Deployment, damage: str):
     keys = made.machine("a").keys()

@@ -153,6 +153,8 @@ class Shared(Generic[S]):
         self._is_replaced = False
         self._refreshed_s = -math.inf
         self._listed_s = -math.inf
+        self._last_listed = 0
+        """The highest number in the last listing; entries before it are missing, not unwritten."""
 
     # --- Reading ----------------------------------------------------------------------------------
 
@@ -181,13 +183,12 @@ class Shared(Generic[S]):
             self._is_opened = True
         if self._mark.number and not self._is_in_place():
             self._reset()
-        last = 0
         if lists or began_s - self._listed_s >= _LIST_EVERY_S:
-            last = self._journal.last_number(self._mark.number)
+            self._last_listed = self._journal.last_number(self._mark.number)
             self._listed_s = began_s
         state = self._state
         unread: list[str] = []
-        for number, raw in self._journal.read(self._mark.number, last=last):
+        for number, raw in self._journal.read(self._mark.number, last=self._last_listed):
             try:
                 entry = self._open(number, raw)
                 line = max(int(entry["line"]), self._mark.line)
