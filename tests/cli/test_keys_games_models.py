@@ -442,9 +442,9 @@ def test_a_damaged_model_is_neither_shown_nor_promoted(ask: Asked, tmp_path: Pat
     blob.write_bytes(raw)
     for line in ("models show pong/1", "models promote pong/1"):
         assert "bad_hash" in ask(line, code=3)[1]
-    (row,) = ask.json("models list")["models"]
+    (row,) = ask.json("models list", code=1)["models"]
     assert "bad_hash" in row["damage"]
-    assert "(damaged)" in ask("models list")[0]
+    assert "(damaged)" in ask("models list", code=1)[0]
     checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
     assert (checks["models"]["colour"], "pong (champion)" in checks["models"]["result"]) == (
         "red",
@@ -459,10 +459,10 @@ def test_damaged_keys_and_specs_are_reported(ask: Asked, tmp_path: Path):
     ask("games add pong --obs 2 --actions up,down")
     models = tmp_path / "D" / "models"
     (models / "keys" / "0000000002.json").write_bytes(b"x")  # the revocation
-    listed = ask.json("keys list")
+    listed = ask.json("keys list", code=1)
     assert [row["id"] for row in listed["keys"]] == [key["id"]]
     assert "1 invalid entry, ignored" in listed["damage"]
-    assert "the journal of keys is damaged" in ask("keys list")[0]
+    assert "the journal of keys is damaged" in ask("keys list", code=1)[0]
     checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
     assert "keys: 1 invalid entry, ignored" in checks["models"]["result"]
     assert "understudy keys repair" in checks["models"]["result"]
@@ -508,7 +508,7 @@ def test_lost_revocations_are_noticed_and_an_operator_decides_about_the_keys(
     checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
     assert "keys: the journal keys ends at entry 2" in checks["models"]["result"]
     assert "understudy keys repair" in ask(f"keys revoke {admin}", code=1)[1]
-    assert [row["id"] for row in ask.json("keys list")["keys"]] == [play, admin]
+    assert [row["id"] for row in ask.json("keys list", code=1)["keys"]] == [play, admin]
     left = [play, admin] if fate == "keep" else []
     assert ask.json(f"keys repair --keys {fate}") == {"repaired": True, "keys": left}
     assert ask.json("keys list") == {"keys": ask.json("keys list")["keys"], "damage": ""}

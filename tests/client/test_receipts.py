@@ -75,9 +75,13 @@ def test_a_cut_line_is_skipped_and_a_damaged_one_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"chunk_no"', b'"chunk_mo"', 1))
     with pytest.raises(Corrupt, match=r"line 1 of .* is not a receipt"):
         list(read_receipts(path))
-    path.write_bytes(b"{" + b'"a":{' * 100_000 + b"}" * 100_001)
-    with pytest.raises(Corrupt, match=r"line 1 of .* is not a receipt"):
-        list(read_receipts(path))
+    nested = "{" + '"a":{' * 100_000 + "}" * 100_001
+    session = "019f0000-0000-7000-8000-000000000000"
+    infinite = f'{{"session": "{session}", "chunk_no": 1e400, "length": 1, "crc": 1}}'
+    for line in (nested, infinite, "[1, 2]", "17", "null", '{"session": 3}'):
+        path.write_text(line)
+        with pytest.raises(Corrupt, match=r"line 1 of .* is not a receipt"):
+            list(read_receipts(path))
 
 
 def test_a_file_that_cannot_be_written_is_refused_at_the_start_and_warned_of_later(

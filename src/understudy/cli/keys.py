@@ -114,7 +114,7 @@ def create(
 )
 @common_options
 def list_keys(data_text: str | None, as_json: bool) -> int:
-    """List active keys without their secrets."""
+    """List active keys without their secrets; exits 1 if the journal of keys is damaged."""
     stored = deployment(data_text, must_exist=True).keys
     active = stored.all()
     damage = stored.damage()
@@ -131,7 +131,7 @@ def list_keys(data_text: str | None, as_json: bool) -> int:
     if damage:
         out.print(f"[yellow]![/] the journal of keys is damaged: {escape(damage)}", soft_wrap=True)
     fields = {"keys": [_fields(key) for key in active], "damage": damage}
-    return finish(fields, as_json=as_json)
+    return finish(fields, as_json=as_json, code=1 if damage else 0)
 
 
 @keys.command(

@@ -65,7 +65,10 @@ def models() -> None:
 @click.argument("game", required=False)
 @common_options
 def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
-    """List the models of GAME, or of all games: aliases, returns (episodes) and verdicts."""
+    """List the models of GAME, or of all games: aliases, returns (episodes) and verdicts.
+
+    Exits 1 if a journal or a model is damaged.
+    """
     opened = deployment(data_text, must_exist=True)
     if game:
         opened.registry.check_game(game)
@@ -94,9 +97,11 @@ def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
         if row["verdict"]:
             text = f"{row['model']}: {row['verdict']}"
             out.print(paragraph(text, width=out.width), soft_wrap=True, markup=False)
-    for damage in (*journals.values(), *(row["damage"] for row in rows if row["damage"])):
+    damaged = [*journals.values(), *(row["damage"] for row in rows if row["damage"])]
+    for damage in damaged:
         out.print(f"[red]![/] {escape(damage)}", soft_wrap=True)
-    return finish({"models": rows, "journals": journals}, as_json=as_json)
+    fields = {"models": rows, "journals": journals}
+    return finish(fields, as_json=as_json, code=1 if damaged else 0)
 
 
 def _returns(data: DataFolder) -> dict[str, Any]:

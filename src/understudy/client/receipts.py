@@ -102,7 +102,7 @@ def read_receipts(
                     int(fields["length"]),
                     int(fields["crc"]),
                 )
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                 raise Corrupt(
                     f"line {number} of {path} is not a receipt; remove the line to check the rest"
                 ) from None
