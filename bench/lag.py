@@ -167,7 +167,7 @@ def _ingest(folder: Path) -> None:
 def _play_steps(folder: Path, seconds: float) -> None:
     """Four players at 60 steps per second; an observation is player, number and time."""
     config = ClientConfig(sender=SenderConfig(linger_s=_LINGER_S))
-    game = connect(spec=_SPEC, data=folder, consent="granted", config=config)
+    game = connect(_SPEC, data=folder, consent="granted", config=config)
     recorders = [game.recorder(f"p-{player}") for player in range(_PLAYERS)]
     for player, recorder in enumerate(recorders):
         recorder.reset(np.array([player, 0, time.monotonic(), 0.0]))

@@ -8,7 +8,7 @@ observation and the action mask.
 
     env = GAMES["vault"].make()
     person = Person(GAMES["vault"], GAMES["vault"].people[3])
-    with understudy.connect(spec=GAMES["vault"].spec(), consent="granted") as game:
+    with understudy.connect(GAMES["vault"].spec(), consent="granted") as game:
         play(env, person, rng, episode=game.episode("person-3"))
 """
 

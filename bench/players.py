@@ -340,7 +340,7 @@ class Loop:
                 strict=True,
                 rng=random.Random(self._seed),
             )
-            with connect(spec=self.game.spec(), consent="granted", config=config) as client:
+            with connect(self.game.spec(), consent="granted", config=config) as client:
                 self._play(platform, client, env, steps)
             platform.supervisor.stop()
             self.restarts = sum(role.restarts for role in platform.supervisor.statuses.values())

@@ -82,7 +82,7 @@ class _Copies:
 def measure(folder: Path, scale: Scale) -> Findings:
     """Measure percentiles of `acted` plus `reward`, without pauses and at 60 Hz."""
     obs = cart_obs(_MASK + 1)
-    game = connect(spec=CART, data=folder, consent="granted")
+    game = connect(CART, data=folder, consent="granted")
     try:
         warm = _tight(game.episode("warm-up"), obs, min(20_000, scale.tight_decisions))
         arithmetic = _Arithmetic(float(np.median(warm)) / 1000)

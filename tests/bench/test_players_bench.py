@@ -176,7 +176,7 @@ def test_played_episodes_are_recorded_by_the_client(name: str, tmp_path: Path) -
     game = GAMES[name]
     env = game.make()
     rng = np.random.default_rng(0)
-    with understudy.connect(spec=game.spec(), data=tmp_path, consent="granted") as client:
+    with understudy.connect(game.spec(), data=tmp_path, consent="granted") as client:
         person = Person(game, game.people[3])
         by_person = play(env, person, rng, episode=client.episode("person-3"))
         by_bot = play(env, None, rng, episode=client.episode("person-3"))

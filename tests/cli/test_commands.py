@@ -18,7 +18,6 @@ import pytest
 from tests.cli.test_status import leave
 from understudy.cli.root import run as run_command
 from understudy.client.connect import ClientConfig, connect
-from understudy.client.sender import SenderConfig
 from understudy.core.clock import SystemClock
 from understudy.core.log import END_BYTES
 from understudy.core.names import new_session
@@ -181,8 +180,8 @@ def test_recorded_steps_that_are_not_stored_yet_are_hinted_at_and_verified_by_re
 ) -> None:
     data = str(tmp_path / "D")
     receipts = str(tmp_path / "receipts.jsonl")
-    config = ClientConfig(background=False, sender=SenderConfig(receipts=receipts))
-    with connect("tag", obs=3, actions=2, data=data, config=config) as game:
+    config = ClientConfig(background=False)
+    with connect("tag", obs=3, actions=2, data=data, receipts=receipts, config=config) as game:
         episode = game.episode(player="ada")
         for _ in range(20):
             episode.acted([0.0, 0.0, 0.0], 1)

@@ -212,7 +212,7 @@ def client(link: Link, tmp_path: Path, **settings: Any) -> Game:
         for name in list(settings)
         if name not in ClientConfig.__dataclass_fields__
     }
-    if "spec" not in shape:
+    if not isinstance(shape.get("game"), GameSpec):
         shape = {"game": "my-game", "obs": 2, "actions": 3, **shape}
     config = ClientConfig(
         link=link,

@@ -68,7 +68,7 @@ def test_a_deterministic_decision_is_certain(tmp_path):
 
 def test_continuous_actions_are_recorded_before_clipping(tmp_path):
     spec = game_spec("my-game", obs=2, actions=Box((2, 2), DTYPES["F32"], -0.01, 0.01))
-    platform, game = playing(tmp_path, random_policy(spec, "gaussian_clipped"), spec=spec)
+    platform, game = playing(tmp_path, random_policy(spec, "gaussian_clipped"), game=spec)
     ep = game.episode(player="ada")
     actions = [ep.act(OBS) for _ in range(20)]
     ep.end()
@@ -162,7 +162,7 @@ def test_without_a_bot_a_random_action_is_recorded_as_a_scripts(tmp_path):
 
 def test_only_valid_actions_are_taken_with_and_without_a_bot(tmp_path):
     spec = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
-    platform, game = playing(tmp_path, spec=spec)
+    platform, game = playing(tmp_path, game=spec)
     action_mask = [True, False, True]
     ep = game.episode(player="ada")
     assert {ep.act(OBS, action_mask=action_mask) for _ in range(100)} == {0, 2}
@@ -225,7 +225,7 @@ BAD: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 )
 def test_bad_input_raises_at_first_and_later_only_stops_the_recording(tmp_path, what, has_bot):
     spec = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
-    platform, game = playing(tmp_path, constant_policy(1, spec) if has_bot else None, spec=spec)
+    platform, game = playing(tmp_path, constant_policy(1, spec) if has_bot else None, game=spec)
     arguments, keywords = BAD[what]
     with pytest.raises(Refused):
         game.episode(player="ada").act(*arguments, **keywords)
@@ -246,7 +246,7 @@ def test_bad_input_raises_at_first_and_later_only_stops_the_recording(tmp_path, 
 
 def test_the_action_returned_for_bad_input_follows_the_action_mask(tmp_path):
     spec = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
-    _, game = playing(tmp_path, constant_policy(1, spec), spec=spec)
+    _, game = playing(tmp_path, constant_policy(1, spec), game=spec)
     for _ in range(20):
         ep = game.episode(player="ada")
         ep.act(OBS)

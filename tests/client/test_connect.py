@@ -338,15 +338,15 @@ def test_an_episode_without_a_decision_is_not_recorded(tmp_path):
         ({"game": "x", "obs": 2, "actions": 2, "consent": "perhaps"}, ConfigError, "granted"),
         ({"game": "x", "obs": 2, "actions": 2, "consnt": "granted"}, TypeError, "consnt"),
         ({"game": "x", "obs": 2, "actions": 2, "data": "d"}, ConfigError, "link"),
-        ({"game": "my-game", "obs": 2, "spec": SPEC}, ConfigError, "spec and obs"),
+        ({"game": SPEC, "obs": 2}, ConfigError, "spec and obs"),
         (
-            {"spec": SPEC, "actions": 3, "has_action_mask": True},
+            {"game": SPEC, "actions": 3, "has_action_mask": True},
             ConfigError,
             "actions, has_action_mask",
         ),
-        ({"spec": SPEC, "has_action_mask": False}, ConfigError, "has_action_mask"),
-        ({"game": "x", "spec": SPEC}, ConfigError, "'my-game'"),
-        ({"spec": {"game": "x"}}, ConfigError, "pass a GameSpec"),
+        ({"game": SPEC, "has_action_mask": False}, ConfigError, "has_action_mask"),
+        ({"game": {"game": "x"}}, ConfigError, "obs= and actions="),
+        ({"game": {"game": "x"}, "obs": 2, "actions": 2}, InvalidName, "game name"),
     ],
 )
 def test_invalid_arguments_are_rejected_at_once(tmp_path, arguments, error, match):
@@ -459,7 +459,7 @@ def test_settings_of_the_config_are_used(tmp_path):
     config = ClientConfig(
         link=MemoryLink(), spool=tmp_path / "here", background=False, clock=FakeClock()
     )
-    with connect(spec=game_spec("x", obs=1, actions=2), config=config) as game:
+    with connect(game_spec("x", obs=1, actions=2), config=config) as game:
         ep = game.episode(player="anna")
         ep.acted([0.0], 0)
     assert (tmp_path / "here").exists()
@@ -474,7 +474,7 @@ def test_a_spec_is_built_from_the_shape_or_used_as_it_is(tmp_path):
         assert game.spec.to_json() == expected.to_json()
         assert game._config is config
     spec = game_spec("my-game", obs=2, actions=3, max_episode_steps=9)
-    with connect("my-game", spec=spec, config=config) as game:
+    with connect(spec, config=config) as game:
         assert game.spec is spec
 
 

@@ -128,7 +128,7 @@ def test_a_vector_env_in_each_autoreset_mode_equals_a_plain_loop(
         env = SyncVectorEnv(
             [partial(make, n) for n in range(len(scripts))], autoreset_mode=mode, copy=copies
         )
-        game = client(link, Path(folder), spec=spec_from_gymnasium(env, game="script"))
+        game = client(link, Path(folder), game=spec_from_gymnasium(env, game="script"))
         recorded = record_vector(env, game)
         drive(recorded, mode, n_steps, rng, taken)
         recorded.close()
@@ -160,7 +160,7 @@ def drive(
 def test_cartpole_is_recorded_in_one_line_and_behaves_as_before(tmp_path):
     link = MemoryLink()
     spec_env = gymnasium.make("CartPole-v1")
-    game = client(link, tmp_path, spec=spec_from_gymnasium(spec_env))
+    game = client(link, tmp_path, game=spec_from_gymnasium(spec_env))
     env = record(gymnasium.make("CartPole-v1"), game, by="script")
     twin = gymnasium.make("CartPole-v1")
     seen: list[tuple[np.ndarray, int, float, np.ndarray, bool, bool]] = []
@@ -190,7 +190,7 @@ def test_cartpole_is_recorded_in_one_line_and_behaves_as_before(tmp_path):
 
 def test_an_env_reset_in_mid_episode_loses_no_step(tmp_path):
     link = MemoryLink()
-    game = client(link, tmp_path, spec=spec_from_gymnasium(Script([9], [False]), game="script"))
+    game = client(link, tmp_path, game=spec_from_gymnasium(Script([9], [False]), game="script"))
     env = record(Script([9], [False]), game)
     for _ in range(2):
         env.reset()
@@ -216,7 +216,7 @@ class Masked(Script):
 def test_action_masks_from_info_are_recorded(tmp_path):
     link = MemoryLink()
     spec = spec_from_gymnasium(Masked([2], [False]), game="masked", has_action_mask=True)
-    game = client(link, tmp_path, spec=spec)
+    game = client(link, tmp_path, game=spec)
     env = record(Masked([2], [False]), game)
     env.reset()
     env.step(2)
@@ -233,7 +233,7 @@ def test_action_masks_from_info_are_recorded(tmp_path):
 
 def test_settings_for_a_connected_game_are_rejected(tmp_path):
     game = client(
-        MemoryLink(), tmp_path, spec=spec_from_gymnasium(Script([1], [False]), game="script")
+        MemoryLink(), tmp_path, game=spec_from_gymnasium(Script([1], [False]), game="script")
     )
     with pytest.raises(ConfigError, match="consent"):
         record(Script([1], [False]), game, consent="granted")
@@ -252,7 +252,7 @@ def test_a_tuple_space_is_flattened(tmp_path):
             return (4, np.array([0.3, 0.4])), 1.0, True, False, {}
 
     link = MemoryLink()
-    game = client(link, tmp_path, spec=spec_from_gymnasium(Pair(), game="pair"))
+    game = client(link, tmp_path, game=spec_from_gymnasium(Pair(), game="pair"))
     env = record(Pair(), game)
     env.reset()
     env.step((np.int64(2), np.array([0.5], np.float32)))

@@ -62,7 +62,7 @@ def failure(call):
 def http_client(url, key, tmp_path, **settings):
     sender = SenderConfig(linger_s=0.05)
     config = ClientConfig(spool=tmp_path / "spool", sender=sender, **settings)
-    return connect(spec=SPEC, url=url, key=key, config=config)
+    return connect(SPEC, url=url, key=key, config=config)
 
 
 # --- A real gateway -------------------------------------------------------------------------------
@@ -531,7 +531,7 @@ def test_a_sender_counts_each_failed_request_and_warns_of_each_kind_once(tmp_pat
 )
 def test_addresses_that_are_invalid_or_would_expose_the_key_are_rejected(tmp_path, url):
     with pytest.raises(ConfigError):
-        connect(spec=SPEC, url=url, key=KEY, config=ClientConfig(spool=tmp_path))
+        connect(SPEC, url=url, key=KEY, config=ClientConfig(spool=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -552,7 +552,7 @@ def test_no_error_shows_the_user_or_the_password_of_an_address(tmp_path, monkeyp
     monkeypatch.delenv("UNDERSTUDY_KEY", raising=False)
     given = {"url": url, "key": KEY, **more}
     with pytest.raises(ConfigError) as raised:
-        connect(spec=SPEC, config=ClientConfig(spool=tmp_path), **given)
+        connect(SPEC, config=ClientConfig(spool=tmp_path), **given)
     told = str(raised.value)
     assert "secret" not in told
     assert "anna" not in told
@@ -578,7 +578,7 @@ def test_valid_addresses_are_accepted(url):
 
 def test_plain_http_to_other_machines_needs_insecure(tmp_path):
     config = ClientConfig(spool=tmp_path, insecure=True, background=False)
-    game = connect(spec=SPEC, url="http://192.0.2.1", key=KEY, config=config)
+    game = connect(SPEC, url="http://192.0.2.1", key=KEY, config=config)
     game.close()
 
 
@@ -594,12 +594,12 @@ def test_exactly_one_place_to_record_to_is_accepted(tmp_path, monkeypatch):
     ]
     for given, what in cases:
         with pytest.raises(ConfigError, match=what):
-            connect(spec=SPEC, config=ClientConfig(spool=tmp_path), **given)
+            connect(SPEC, config=ClientConfig(spool=tmp_path), **given)
     # Arguments take precedence over the environment.
     monkeypatch.setenv("UNDERSTUDY_URL", "https://a.example")
     monkeypatch.setenv("UNDERSTUDY_KEY", KEY)
     config = ClientConfig(background=False)
-    with connect(spec=SPEC, data=tmp_path / "D", config=config) as game:
+    with connect(SPEC, data=tmp_path / "D", config=config) as game:
         play(game)
     assert (tmp_path / "D" / "stream").exists()
 

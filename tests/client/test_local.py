@@ -82,7 +82,7 @@ def test_a_key_that_was_added_to_the_models_signs_no_bot(tmp_path):
     forging.release(random_policy(spec, "argmax", seed=1), Lineage(algorithm="bc"), epoch=epoch)
     forging.set_alias(spec.game, "champion", 2, why="forged")
     config = ClientConfig(background=False)
-    with connect(spec=spec, data=tmp_path, config=config) as game:
+    with connect(spec, data=tmp_path, config=config) as game:
         assert game.wait_for_bot(5.0)
         assert game.stats().bot == "my-game/1"
 

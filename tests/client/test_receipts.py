@@ -4,6 +4,7 @@ import json
 import os
 import uuid
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ import pytest
 from understudy.backends.data import DataFolder
 from understudy.client.connect import ClientConfig, Game, connect, local_link
 from understudy.client.receipts import Receipts, read_receipts
-from understudy.client.sender import SenderConfig
 from understudy.client.session import RecordingWarning
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, Corrupt
@@ -21,8 +21,10 @@ from understudy.testing.samples import cart_spec, random_session
 
 
 def game(folder: Path, receipts: Path) -> Game:
-    config = ClientConfig(background=False, sender=SenderConfig(receipts=receipts))
-    return connect("tag", obs=3, actions=2, data=folder, consent="granted", config=config)
+    config = ClientConfig(background=False)
+    return connect(
+        "tag", obs=3, actions=2, data=folder, consent="granted", receipts=receipts, config=config
+    )
 
 
 def play(game: Game, steps: int, *, player: str = "ada") -> None:
@@ -50,12 +52,12 @@ def test_receipts_match_an_independent_ledger(tmp_path: Path) -> None:
     data = DataFolder(tmp_path / "D")
     spec = game_spec("tag", obs=3, actions=2)
     link = LedgerLink(local_link(data.root, spec, SystemClock()), data.ledger)
-    sender = SenderConfig(receipts=tmp_path / "receipts.jsonl")
-    config = ClientConfig(link=link, background=False, spool=data.spool, sender=sender)
-    with connect(spec=spec, consent="granted", config=config) as recording:
+    path = tmp_path / "receipts.jsonl"
+    config = ClientConfig(link=link, background=False, spool=data.spool)
+    with connect(spec, consent="granted", receipts=path, config=config) as recording:
         play(recording, 600)
     promised = {(entry.session, entry.chunk_no, entry.crc) for entry in read_ledger(data.ledger)}
-    receipts = read_receipts(tmp_path / "receipts.jsonl")
+    receipts = read_receipts(path)
     assert {(acked.session, acked.chunk_no, acked.crc) for acked in receipts} == promised
 
 
@@ -89,6 +91,9 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start_and_warned_of_lat
 ) -> None:
     with pytest.raises(ConfigError, match="use a file in an existing folder"):
         game(tmp_path / "D", tmp_path / "nowhere" / "receipts.jsonl")
+    number: Any = 3
+    with pytest.raises(ConfigError, match="receipts '3' cannot be written"):
+        game(tmp_path / "D", number)
     path = tmp_path / "receipts.jsonl"
     with game(tmp_path / "D", path) as recording:
         path.unlink()

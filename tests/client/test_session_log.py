@@ -203,7 +203,7 @@ def test_logged_rewards_keep_a_sum_within_the_bound(tmp_path):
 def test_a_game_with_masks_may_leave_them_out(tmp_path):
     link = MemoryLink()
     spec = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
-    with client(link, tmp_path, spec=spec) as game:
+    with client(link, tmp_path, game=spec) as game:
         ep = game.episode("anna")
         ep.acted(obs(0), 0, action_mask=[True, False, True])
         for at in range(1, 4):

@@ -148,7 +148,7 @@ def test_bad_values_are_refused_when_the_episode_starts(tmp_path):
 def test_a_recorded_env_plays_every_episode_at_its_skill(tmp_path):
     env = gymnasium.make("CartPole-v1")
     spec = spec_from_gymnasium(env, game="my-game")
-    platform, game = playing(tmp_path, constant_policy(1, spec), spec=spec)
+    platform, game = playing(tmp_path, constant_policy(1, spec), game=spec)
     recorded_env = record(env, game, player="bot", skill="easy")
     for seed in range(3):
         obs, _ = recorded_env.reset(seed=seed)
@@ -161,7 +161,7 @@ def test_a_recorded_env_plays_every_episode_at_its_skill(tmp_path):
 
 def test_masked_actions_are_never_played(tmp_path):
     spec = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
-    _, game = playing(tmp_path, constant_policy(1, spec), spec=spec)
+    _, game = playing(tmp_path, constant_policy(1, spec), game=spec)
     episode = game.episode(skill="easy")
     mask = [True, False, True]
     actions = [episode.act(OBS, action_mask=mask) for _ in range(300)]

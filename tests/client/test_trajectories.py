@@ -149,7 +149,7 @@ def test_every_stored_transition_is_the_true_one(spec, plans, seed, cuts, small)
     rng = np.random.default_rng(seed)
     link = MemoryLink()
     with TemporaryDirectory() as folder:
-        game = client(link, Path(folder), spec=spec)
+        game = client(link, Path(folder), game=spec)
         if small:
             game._sessions.layout.n_rows = 4
         truth = play(game, spec, plans, rng, cuts)

@@ -65,7 +65,7 @@ def in_javascript(gateway: Running, spec: GameSpec, plays: list[dict[str, Any]])
 def in_python(gateway: Running, spec: GameSpec, folder: Path, plays: list[dict[str, Any]]) -> None:
     config = ClientConfig(spool=folder / "spool")
     key = gateway.key("play")
-    with connect(spec=spec, url=gateway.url, key=key, consent="granted", config=config) as game:
+    with connect(spec, url=gateway.url, key=key, consent="granted", config=config) as game:
         assert game.wait_for_bot(30)
         for play in plays:
             how = {name: value for name, value in play.items() if name != "count"}
@@ -176,7 +176,7 @@ def test_bad_values_are_refused_alike(tmp_path: Path):
         in_js = in_javascript(gateway, SPEC, [])["codes"]
         config = ClientConfig(spool=tmp_path / "spool")
         key = gateway.key("play")
-        with connect(spec=SPEC, url=gateway.url, key=key, config=config) as game:
+        with connect(SPEC, url=gateway.url, key=key, config=config) as game:
             for invalid, codes in zip(INVALID, in_js, strict=True):
                 with pytest.raises(Refused) as caught:
                     game.episode(**invalid)

@@ -68,7 +68,7 @@ class OneChunk:
 
 
 def by_client(column: str, number: float, tmp_path: Any) -> None:
-    game = client(MemoryLink(), tmp_path, spec=SPEC, strict=True)
+    game = client(MemoryLink(), tmp_path, game=SPEC, strict=True)
     given: dict[str, Any] = {name: np.zeros(1, np.float32) for name in ("action", "raw_action")}
     given |= {"obs": np.zeros(2, np.float32), "reward": 0.0}
     given[column] = np.full_like(given[column], number) if column in given else float(number)

@@ -59,7 +59,7 @@ class Guest:
         self.link = TimedLink(Address(url, key), spec.game)
         link = LedgerLink(self.link, data.ledger)
         config = ClientConfig(link=link, spool=spool, sender=SenderConfig(linger_s=0.1))
-        self.game = connect(spec=spec, consent="granted", config=config)
+        self.game = connect(spec, consent="granted", config=config)
         rng = np.random.default_rng()
         self._person = Solo(self.game, "guest", ENV, rng, bot_share=1.0, choose=self._alone)
         self.by_bot = 0

@@ -102,7 +102,7 @@ class Table:
         )
         self.clients: list[Game] = [
             connect(
-                spec=spec,
+                spec,
                 consent="granted",
                 config=ClientConfig(
                     link=link,
@@ -282,7 +282,7 @@ def test_priorities_that_clients_send_do_not_decide_what_is_drawn(tmp_path: Path
         spec = gateway.register()
         with contextlib.closing(
             connect(
-                spec=spec,
+                spec,
                 consent="granted",
                 url=gateway.url,
                 key=gateway.key("play"),

@@ -94,7 +94,7 @@ def doors(tmp_path: Path):
     registry = open_deployment(data).registry
     registry.register(SPEC)
     config = ClientConfig(background=False, rng=random.Random(SEED))
-    with connect(spec=SPEC, data=data.root, consent="granted", config=config) as game:
+    with connect(SPEC, data=data.root, consent="granted", config=config) as game:
         yield Doors(data, game, np.random.default_rng(SEED))
 
 

@@ -82,7 +82,7 @@ def test_episodes_of_a_client_are_compared(gateway: Running, tmp_path: Path, how
         (gateway.folder / "signing.key").write_bytes(key_file(SIGNER._private))
         where = {"data": gateway.folder}
     config = ClientConfig(spool=tmp_path / "spool")
-    with connect(spec=CART, config=config, **where) as game:
+    with connect(CART, config=config, **where) as game:
         until_tickets(game)
         play(game)
         assert game.flush(60)

@@ -252,7 +252,7 @@ def play(
     seen: dict[int, Seen] = {}
     with tempfile.TemporaryDirectory() as spool:
         config = ClientConfig(link=link, spool=spool, clock=clock, background=False)
-        game = connect(spec=spec, consent="granted", config=config)
+        game = connect(spec, consent="granted", config=config)
         players = [
             Player(game, f"p{at}", spec=spec, rng=rng, seen=seen)
             for at in range(rng.integers(1, 4))

@@ -53,9 +53,7 @@ class Stage:
     def install(self, name: str, spec: GameSpec) -> Game:
         config = ClientConfig(spool=self._folder / name, sender=SenderConfig(linger_s=0.1))
         address = self.address
-        return connect(
-            spec=spec, url=address.url, key=address.key, consent="granted", config=config
-        )
+        return connect(spec, url=address.url, key=address.key, consent="granted", config=config)
 
     def play(self, game: Game, spec: GameSpec, n_episodes: int) -> None:
         """A person plays episodes of ten steps."""

@@ -71,7 +71,6 @@ def main(settings: RecorderSettings) -> None:
         adopt_every_s=0.5,
         retry_first_s=0.01,
         retry_cap_s=0.05,
-        receipts=own.with_suffix(".receipts") if settings.url else None,
     )
     config = ClientConfig(
         link=link,
@@ -79,7 +78,8 @@ def main(settings: RecorderSettings) -> None:
         spool_cap_bytes=settings.spool_cap_bytes,
         sender=sender,
     )
-    game = connect(spec=cart(), consent="granted", config=config)
+    receipts = own.with_suffix(".receipts") if settings.url else None
+    game = connect(cart(), consent="granted", receipts=receipts, config=config)
     people = [
         Tester(Cart(rng, end_share=0.02), game.recorder(name), settings.seed)
         for name in settings.players

@@ -70,7 +70,7 @@ def playing(
     """
     link: Link = LedgerLink(local_link(data.root, cart(), SystemClock()), data.ledger)
     config = ClientConfig(link=wrap(link) if wrap else link, background=False, spool=data.spool)
-    with connect(spec=cart(), consent="granted", config=config) as game:
+    with connect(cart(), consent="granted", config=config) as game:
         yield Table(game, players, rng, canary)
 
 

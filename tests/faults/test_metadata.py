@@ -83,7 +83,7 @@ def recorded(root: Path, seed: int) -> tuple[Path, Path]:
         for _ in range(4):
             table.play()
     config = ClientConfig(link=Away(), background=False, spool=data.spool)  # type: ignore[arg-type]
-    game = connect(spec=cart(), consent="granted", config=config)
+    game = connect(cart(), consent="granted", config=config)
     episode = game.episode(player="zoe")
     for _ in range(20):
         episode.acted([0.0, 0.0, 0.0, 0.0], 1)

@@ -57,7 +57,7 @@ def main(settings: WriterSettings) -> None:
     with LocalStore(data.store, specs=specs, synchronous=settings.synchronous) as store:
         service = IngestService(stream, store, specs, owner="writer")
         threading.Thread(target=_follow, args=(service,), daemon=True).start()
-        with connect(spec=cart(), consent="granted", config=config) as game:
+        with connect(cart(), consent="granted", config=config) as game:
             (outside / "key").write_bytes(key_file(key))
             table = Table(game, [f"player-{settings.seed}-{n}" for n in range(3)], rng)
             erased = 0

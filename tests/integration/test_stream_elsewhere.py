@@ -32,7 +32,7 @@ def record(folder: Path, topic: Topic, *, store: str = "") -> None:
     link = open_link(data, spec, stream=config.stream.url, clock=SystemClock())
     register(data, spec, link, models=config.models.url)
     client_config = ClientConfig(link=LedgerLink(link, data.ledger), spool=data.spool)
-    with connect(spec=spec, consent="granted", config=client_config) as game:
+    with connect(spec, consent="granted", config=client_config) as game:
         episode = game.episode("ada")
         for _ in range(50):
             episode.acted(np.zeros(4, np.float32), 1)

@@ -298,7 +298,7 @@ def test_no_command_changes_a_backup(
 
 def test_no_game_records_into_a_backup(shared_backup: Path):
     with pytest.raises(ConfigError, match="is a backup, which would be changed; restore it"):
-        connect(spec=GAME, data=shared_backup, consent="granted")
+        connect(GAME, data=shared_backup, consent="granted")
     assert verify_backup(shared_backup).steps == 40
 
 

@@ -33,7 +33,7 @@ def data(tmp_path: Path) -> DataFolder:
 def game_of(data: DataFolder) -> Game:
     link = local_link(data.root, SPEC, SystemClock())
     config = ClientConfig(link=link, spool=data.spool)
-    return connect(spec=SPEC, consent="granted", config=config)
+    return connect(SPEC, consent="granted", config=config)
 
 
 def play(game: Game, player: str, steps: int = 50) -> None:

@@ -22,7 +22,7 @@ def test_both_seats_are_recorded_with_opposite_rewards_and_one_match(tmp_path: P
     link = MemoryLink()
     spec = game_of(make_envs("rally", 1))
     config = ClientConfig(link=link, spool=tmp_path, sender=SenderConfig(linger_s=0.02))
-    with connect(spec=spec, consent="granted", config=config) as game:
+    with connect(spec, consent="granted", config=config) as game:
         people = [Match(game, f"person-{at}", at, np.random.default_rng(at)) for at in range(4)]
         for _ in range(400):
             for person in people:
@@ -55,7 +55,7 @@ def test_both_seats_are_recorded_with_opposite_rewards_and_one_match(tmp_path: P
 def test_other_games_have_one_seat(tmp_path: Path):
     spec = game_of(make_envs("CartPole-v1", 1))
     with (
-        connect(spec=spec, config=ClientConfig(link=MemoryLink(), spool=tmp_path)) as game,
+        connect(spec, config=ClientConfig(link=MemoryLink(), spool=tmp_path)) as game,
         pytest.raises(ConfigError, match="one seat"),
     ):
         Match(game, "person-0", 0, np.random.default_rng(0))
@@ -66,7 +66,7 @@ def test_a_person_decides_while_there_is_no_bot(tmp_path: Path):
     link = MemoryLink()
     spec = game_of(make_envs("CartPole-v1", 1))
     config = ClientConfig(link=link, spool=tmp_path)
-    with connect(spec=spec, consent="granted", config=config) as game:
+    with connect(spec, consent="granted", config=config) as game:
 
         def choose(obs: Any) -> int:
             seen.append(float(obs[2]))

@@ -14,7 +14,7 @@ from understudy.backends.data import DataFolder, data_folder, stats
 from understudy.client.connect import ClientConfig, connect, local_link
 from understudy.client.local import LocalLink
 from understudy.client.receipts import AckedFrame, read_receipts
-from understudy.client.sender import SenderConfig, send_unsent_frames
+from understudy.client.sender import send_unsent_frames
 from understudy.client.spool import count_spooled
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, Corrupt
@@ -38,7 +38,7 @@ def record(
 ) -> None:
     link = local_link(data.root, spec, SystemClock())
     config = ClientConfig(link=LedgerLink(link, data.ledger) if ledger else link, spool=data.spool)
-    with connect(spec=spec, consent="granted", config=config) as game:
+    with connect(spec, consent="granted", config=config) as game:
         rng = np.random.default_rng(steps)
         episode = game.episode(player=player)
         for _ in range(steps):
@@ -137,7 +137,7 @@ def test_erasing_a_player_includes_the_spool_of_a_killed_game(data: DataFolder) 
             raise TimeoutError("away")
 
     link = Away(local_link(data.root, SPEC, SystemClock()), data.ledger)
-    game = connect(spec=SPEC, config=ClientConfig(link=link, spool=data.spool))
+    game = connect(SPEC, config=ClientConfig(link=link, spool=data.spool))
     episode = game.episode(player="ada")
     for _ in range(20):
         episode.acted([0.0, 0.0, 0.0], 1)
@@ -151,7 +151,7 @@ def test_parked_frames_are_stored_once_their_schema_is_registered(data: DataFold
     record(data, player="bob", steps=10)
     newer = game_spec("tag", obs=4, actions=["left", "right"])
     link = local_link(data.root, newer, SystemClock())
-    with connect(spec=newer, config=ClientConfig(link=link, spool=data.spool)) as game:
+    with connect(newer, config=ClientConfig(link=link, spool=data.spool)) as game:
         episode = game.episode(player="ada")
         for _ in range(50):
             episode.acted([0.0] * 4, 0)
@@ -216,7 +216,7 @@ def test_unsent_frames_of_a_game_without_a_ledger_create_no_ledger(data: DataFol
             self._link.close()
 
     link = Away(local_link(data.root, SPEC, SystemClock()))
-    game = connect(spec=SPEC, config=ClientConfig(link=link, spool=data.spool))
+    game = connect(SPEC, config=ClientConfig(link=link, spool=data.spool))
     episode = game.episode(player="bob")
     for _ in range(50):
         episode.acted([0.0, 0.0, 0.0], 1)
@@ -331,8 +331,8 @@ def test_each_receipt_is_stored_quarantined_expired_forgotten_evicted_or_missing
 ) -> None:
     def keep(player: str) -> list[AckedFrame]:
         path = tmp_path / f"{player}.jsonl"
-        config = ClientConfig(spool=data.spool, sender=SenderConfig(receipts=path))
-        with connect(spec=SPEC, consent="granted", data=data.root, config=config) as game:
+        config = ClientConfig(spool=data.spool)
+        with connect(SPEC, consent="granted", data=data.root, receipts=path, config=config) as game:
             episode = game.episode(player=player)
             for _ in range(20):
                 episode.acted([0.0, 0.0, 0.0], 1)
@@ -379,7 +379,7 @@ def test_frames_that_no_stream_accepts_are_left_in_the_spool_after_a_few_tries(
 ) -> None:
     link = local_link(data.root, SPEC, SystemClock())
     config = ClientConfig(link=link, spool=data.spool, background=False)
-    game = connect(spec=SPEC, config=config)
+    game = connect(SPEC, config=config)
     link.send = lambda *_, **__: []  # type: ignore[method-assign]
     episode = game.episode(player="ada")
     for _ in range(20):

@@ -260,7 +260,7 @@ def verify(
         out.print(
             f"[yellow]![/] {escape(str(path))} holds no receipts, so nothing was compared with it: "
             "the game has not had a frame acknowledged, or writes to another file; check the path "
-            "in understudy.SenderConfig(receipts=...)",
+            "in understudy.connect(receipts=...)",
             soft_wrap=True,
         )
     for session, text in by_session.items():
@@ -330,7 +330,7 @@ def _print_verdict(out: Console, verification: Verification, *, is_remote: bool)
         out.print(
             "no damage, gap or duplicate was found, but there are no acknowledgements to compare "
             "with: only simulated players and imports write a ledger; next: record with "
-            "understudy.SenderConfig(receipts='receipts.jsonl'), then run this command with "
+            "understudy.connect(..., receipts='receipts.jsonl'), then run this command with "
             "--receipts receipts.jsonl",
             soft_wrap=True,
         )

@@ -91,6 +91,7 @@ class Game:
         bots_tag: str,
         consent: str,
         config: ClientConfig,
+        receipts: str | os.PathLike[str] | None = None,
     ) -> None:
         _check_consent(consent)
         self.spec = spec
@@ -116,6 +117,7 @@ class Game:
             clock=clock,
             config=config.sender,
             rng=config.rng,
+            receipts=receipts,
         )
         self._bots = Bots(
             link,
@@ -377,25 +379,26 @@ class Game:
 
 
 def connect(
-    game: str | None = None,
+    game: str | GameSpec | None = None,
     *,
     obs: Any = None,
     actions: Any = None,
     has_action_mask: bool | None = None,
-    spec: GameSpec | None = None,
     consent: str = "unknown",
     url: str | None = None,
     key: str | None = None,
     data: str | os.PathLike[str] | None = None,
+    receipts: str | os.PathLike[str] | None = None,
     config: ClientConfig | None = None,
 ) -> Game:
     """Return a Game that records to the platform at `url`, or into the folder `data`.
 
-    Defaults come from UNDERSTUDY_URL and UNDERSTUDY_KEY, then UNDERSTUDY_DATA. `obs` is a length, a
-    shape, names or spaces; `actions` is a count, names or spaces; with `has_action_mask`, decisions
-    record which actions were valid. Alternatively, pass a complete `spec`. `consent` tells whether
-    bots may learn from the players' steps: `granted`, `denied` or `unknown`. All other settings are
-    fields of ClientConfig.
+    Defaults come from UNDERSTUDY_URL and UNDERSTUDY_KEY, then UNDERSTUDY_DATA. `game` is a name, or
+    a GameSpec that also describes what follows: `obs` is a length, a shape, names or spaces;
+    `actions` is a count, names or spaces; with `has_action_mask`, decisions record which actions
+    were valid. `consent` tells whether bots may learn from the players' steps: `granted`, `denied`
+    or `unknown`. `receipts` is a file that gets a line for every acknowledged frame, for
+    `understudy data verify --receipts`. All other settings are fields of ClientConfig.
     """
     config = ClientConfig() if config is None else config
     if not isinstance(config, ClientConfig):
@@ -404,7 +407,7 @@ def connect(
             "understudy.ClientConfig(strict=True)"
         )
     _check_consent(consent)  # before a folder is created
-    spec = _spec(game, spec, obs=obs, actions=actions, has_action_mask=has_action_mask)
+    spec = _spec(game, obs=obs, actions=actions, masked=has_action_mask)
     spool = Path(config.spool) if config.spool is not None else user_folder() / "spool"
     link = config.link
     bots_key = ""
@@ -436,6 +439,7 @@ def connect(
             bots_tag=spool_tag(address, spec.game, bots_key),
             consent=consent,
             config=config,
+            receipts=receipts,
         )
 
 
@@ -455,35 +459,22 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _spec(name: str | None, spec: GameSpec | None, **shape: Any) -> GameSpec:
-    """Return `spec`, or the spec that a name and a shape describe; ConfigError if they conflict."""
-    if spec is not None:
-        if not isinstance(spec, GameSpec):
-            raise ConfigError(
-                f"spec is {str(spec)[:80]!r}; pass a GameSpec, or a name, obs= and actions="
-            )
+def _spec(game: str | GameSpec | None, *, obs: Any, actions: Any, masked: bool | None) -> GameSpec:
+    """Return `game` if it is a spec, else the one of its name and shape."""
+    if isinstance(game, GameSpec):
+        shape = {"obs": obs, "actions": actions, "has_action_mask": masked}
         if extra := [setting for setting, value in shape.items() if value is not None]:
             raise ConfigError(
-                f"connect got spec and {', '.join(extra)}; the spec already describes the game, so "
-                "remove one of the two"
+                f"connect got a spec and {', '.join(extra)}; the spec already describes the game, "
+                "so remove one of the two"
             )
-        if name not in (None, spec.game):
-            raise ConfigError(
-                f"connect got the name {name!r} and a spec of {spec.game!r}; remove one of the two"
-            )
-        return spec
-    obs = shape["obs"]
-    actions = shape["actions"]
-    if name is None or obs is None or actions is None:
+        return game
+    if game is None or obs is None or actions is None:
         raise ConfigError(
             "connect needs a name, obs= and actions=, such as connect('my-game', obs=6, actions=3)"
         )
-    has_action_mask = shape["has_action_mask"]
     return game_spec(
-        name,
-        obs=obs,
-        actions=actions,
-        has_action_mask=False if has_action_mask is None else has_action_mask,
+        game, obs=obs, actions=actions, has_action_mask=False if masked is None else masked
     )
 
 

@@ -65,7 +65,7 @@ def _game(env: Any, game: Game | str | None, settings: dict[str, Any]) -> tuple[
     spec = spec_from_gymnasium(
         env, game=game, has_action_mask=settings.pop("has_action_mask", False)
     )
-    return connect(spec=spec, **settings), True
+    return connect(spec, **settings), True
 
 
 class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):

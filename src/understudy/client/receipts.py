@@ -26,20 +26,21 @@ class AckedFrame(NamedTuple):
 class Receipts:
     """Adds acknowledged frames to a file; any number of processes may share it. Not synced."""
 
-    def __init__(self, path: Path, *, warn: Callable[[str, str], None]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, warn: Callable[[str, str], None]) -> None:
         """`warn` is called with a topic and a text when the file cannot be written."""
-        self._path = path
         self._warn = warn
         try:
+            self._path = Path(path)
             os.close(self._open())
-            with path.open("rb") as file:
+            with self._path.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
                 # A killed process may have left a cut line.
                 self._is_cut = file.read(1) not in (b"", b"\n")
-        except OSError as error:
+        except (OSError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"receipts {str(path)!r} cannot be written: {error.strerror}; use a file in an "
-                "existing folder, such as 'receipts.jsonl'"
+                f"receipts {str(path)[:80]!r} cannot be written: "
+                f"{getattr(error, 'strerror', None) or error}; use a file in an existing folder, "
+                "such as 'receipts.jsonl'"
             ) from None
 
     def _open(self) -> int:

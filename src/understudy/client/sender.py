@@ -176,8 +176,6 @@ class SenderConfig:
     """The bound of the first wait before a retry; waits are random between 0 and the bound."""
     retry_cap_s: float = 30.0
     """The bound doubles with each failure, up to this."""
-    receipts: str | os.PathLike[str] | None = None
-    """A file that gets a line for every acknowledged frame, for `data verify --receipts`."""
 
     def __post_init__(self) -> None:
         times = ("linger_s", "session_idle_s", "adopt_every_s", "retry_first_s", "retry_cap_s")
@@ -200,7 +198,9 @@ class Sender:
         clock: Clock,
         config: SenderConfig | None = None,
         rng: random.Random | None = None,
+        receipts: str | os.PathLike[str] | None = None,
     ) -> None:
+        """`receipts`: a file that gets a line for every acknowledged frame."""
         self._link = link
         self._sessions = sessions
         self._spool = spool
@@ -243,8 +243,7 @@ class Sender:
         self._report_at_s = clock.monotonic() + _REPORT_EVERY_S
         self._registered: set[str] = set()
         self._warned: set[str] = set()
-        receipts = self._config.receipts
-        self._receipts = None if receipts is None else Receipts(Path(receipts), warn=self.warn)
+        self._receipts = None if receipts is None else Receipts(receipts, warn=self.warn)
         self._adopt_at_s = clock.monotonic()
         self._hurry = False
 

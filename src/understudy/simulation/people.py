@@ -330,7 +330,7 @@ def main(settings: PeopleSettings) -> None:
     ledger = LedgerLink(link, data.ledger)
     sender = SenderConfig(linger_s=settings.linger_s)
     config = ClientConfig(link=ledger, spool=data.spool, sender=sender)
-    game = connect(spec=spec, consent="granted", config=config)
+    game = connect(spec, consent="granted", config=config)
     chances = np.random.default_rng(settings.seed).spawn(len(settings.names))
     people: list[Person] = []
     for at, name in enumerate(settings.names):
