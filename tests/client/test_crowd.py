@@ -215,6 +215,24 @@ def test_a_player_who_leaves_is_ended(tmp_path):
     assert game.stats().acked_steps == 2 + 2 + 2 + 1
 
 
+def test_a_session_that_is_being_ended_is_not_handed_out_again(tmp_path, monkeypatch):
+    game = client(MemoryLink(), tmp_path)
+    ep = game.episode(player="anna")
+    play(ep, 3)
+    true_end = game._sessions.end
+
+    def end(session):
+        ep.end(obs(3, 3))  # a thread that held the session's lock
+        return true_end(session)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(game._sessions, "end", end)
+        assert game.end_session("anna")
+    play(game.episode(player="anna"), 3)
+    assert game.close()
+    assert (game.stats().acked_steps, game.stats().ignored_calls) == (3 + 2, 0)
+
+
 def test_a_session_released_twice_at_one_time_is_closed_once(tmp_path):
     link = MemoryLink()
     clock = FakeClock()

@@ -78,6 +78,19 @@ def test_a_recorder_with_an_old_session_is_cut_at_its_reset_and_continues(tmp_pa
     assert sizes == [[2], [3]]
 
 
+def test_a_recorder_whose_session_was_ended_continues_at_its_next_reset(tmp_path):
+    link = MemoryLink()
+    game = client(link, tmp_path)
+    recorder = game.recorder(player="anna")
+    by_recorder(game, recorder)
+    assert game.end_session("anna")
+    by_recorder(game, recorder)
+    recorder.close()
+    game.close()
+    assert len(link.by_session()) == 2
+    assert (game.stats().acked_steps, game.stats().ignored_calls) == (6, 0)
+
+
 def test_a_clock_that_is_set_back_starts_a_new_session(tmp_path):
     link = MemoryLink()
     clock = FakeClock()

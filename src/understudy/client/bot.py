@@ -37,10 +37,9 @@ from understudy.core.errors import (
     StorageFull,
     UnderstudyError,
 )
-from understudy.core.log import make_folder, write_file
+from understudy.core.log import create_once, make_folder, write_file
 from understudy.core.signed import Trusted, open_signed, trusted_keys
 from understudy.experience.game import GameSpec
-from understudy.experience.intake import create_once
 from understudy.experience.skill import (
     DEFAULT_NOISE,
     MAX_EXPLORE_SHARE,

@@ -25,12 +25,13 @@ from understudy.client.session import RecordingWarning, Sessions, Tolerance
 from understudy.client.spool import Spool
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError
+from understudy.core.log import create_once
 from understudy.core.names import PlayerName, player_name
 from understudy.core.signed import trusted_keys
 from understudy.core.wording import joined
 from understudy.experience.chunk import CONSENTS, KINDS, EpisodeNote
 from understudy.experience.game import GameSpec, game_spec
-from understudy.experience.intake import Intake, create_once, deployment_key
+from understudy.experience.intake import Intake, deployment_key
 from understudy.experience.skill import BotSkill, bot_skill
 from understudy.ports import Link
 

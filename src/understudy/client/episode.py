@@ -441,7 +441,10 @@ class Episode:
 
 
 class Recorder:
-    """Records one env, episode after episode, in a new session each day; copies observations."""
+    """Records one env, episode after episode, in a new session each day; copies observations.
+
+    Once `Game.end_session` has ended its session, the next `reset` starts a new one.
+    """
 
     def __init__(
         self,
@@ -470,7 +473,9 @@ class Recorder:
         """Start an episode with this observation; a running episode is cut."""
         session = self._session
         is_recorded = self._sessions.recording_rate.draw()
-        if not self._is_closed and (session.is_old or session.is_recorded != is_recorded):
+        if not self._is_closed and (
+            session.ended or session.is_old or session.is_recorded != is_recorded
+        ):
             with session.lock:
                 session.cut()
             # If the game was closed meanwhile there is no new session, and the old one has ended.

@@ -392,7 +392,8 @@ class Sessions:
     def release(self, session: Session) -> None:
         """Return a session; the next episode of the same player and seat reuses it."""
         with self._lock:
-            if not session.is_held or session.ended:
+            # `end_player` removes sessions before it ends them.
+            if not session.is_held or not self._is_live(session):
                 return
             session.is_held = False
             session.idle_since_s = self._clock.monotonic()
@@ -414,6 +415,9 @@ class Sessions:
                 with session.lock:
                     session.cut()
                 self.release(session)
+
+    def _is_live(self, session: Session) -> bool:
+        return session.id in self._live.get(session.player, {})
 
     def live(self) -> list[Session]:
         with self._lock:
@@ -443,8 +447,8 @@ class Sessions:
             while self._idle and self._idle[0][1] <= until_s:
                 session, since_s = self._idle.popleft()
                 # It may be here twice, at one time if the clock stood still, or be removed by now.
-                is_live = session.id in self._live.get(session.player, {})
-                if is_live and not session.is_held and session.idle_since_s == since_s:
+                is_idle = not session.is_held and session.idle_since_s == since_s
+                if is_idle and self._is_live(session):
                     self._remove(session)
                     idle.append(session)
         for session in idle:
