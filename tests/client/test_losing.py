@@ -103,6 +103,22 @@ def test_an_interrupt_while_encoding_is_reported(tmp_path, monkeypatch):
     assert (game.stats().dropped_steps, game.stats().acked_steps) == (9, 1)
 
 
+def test_an_error_while_a_session_is_ended_does_not_leave_it_open(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    link = MemoryLink()
+    game = client(link, tmp_path)
+    play(game.episode(player="anna"), 10)
+    game.end_session("anna")
+    with monkeypatch.context() as patch:
+        patch.setattr("understudy.client.sender.encode_block", interrupted)
+        with pytest.warns(RecordingWarning, match="dropped"), pytest.raises(KeyboardInterrupt):
+            game.pump()
+    assert game.close()
+    assert [frame.kind for frame in link.frames] == [FrameKind.DROP, FrameKind.CLOSE]
+
+
 def test_a_spool_folder_that_cannot_be_locked_loses_nothing(tmp_path):
     session = new_session(FakeClock().now())
     spool = Spool(tmp_path)

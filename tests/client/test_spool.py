@@ -450,6 +450,25 @@ def test_frames_in_memory_are_written_once_there_is_room(tmp_path, monkeypatch):
     spool.close()
 
 
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_frames_whose_write_was_stopped_by_any_error_are_written_by_the_next(
+    tmp_path, monkeypatch, error
+):
+    def stopped(*_):
+        raise error
+
+    spool, one = spool_of(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(LogFile, "append", stopped)
+        with pytest.raises(error):
+            fill(one, 2)
+    assert spool.write() == 20
+    crash(spool)
+    spool, other, found = adopt(tmp_path)
+    assert (numbers(found), other.lost_numbers) == ([0, 1], [])
+    spool.close()
+
+
 def test_frames_acknowledged_out_of_order_are_not_considered_lost(tmp_path):
     spool = Spool(tmp_path, cap_bytes=64 * 1024)
     one = spool.create(new_session(FakeClock().now()), player=ANNA, spec=SPEC)

@@ -444,13 +444,13 @@ class Sender:
     def _end_sessions(self) -> None:
         ended = self._sessions.ended
         # All blocks of these sessions are in the handoff, so after `_drain` they are in the spool.
-        sessions = [ended.popleft() for _ in range(len(ended))]
+        n_ended = len(ended)
         self._drain()
-        for session in sessions:
-            spool = self._open.get(session.id)
+        for _ in range(n_ended):
+            spool = self._open.get(ended.popleft().id)
             if spool is not None:
                 spool.has_ended = True
-                self._ending[session.id] = spool
+                self._ending[spool.session] = spool
                 self._close_if_finished(spool)
 
     def _close_if_finished(self, spool: SessionSpool) -> None:

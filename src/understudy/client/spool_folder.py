@@ -391,7 +391,6 @@ class SpoolFolder:
             for entry, frame in self.pending
             if (not entry.is_done if entry.file is None else entry in entry.file.entries)
         ]
-        self.pending = []
         n_steps = 0
         at = 0
         try:
@@ -412,12 +411,14 @@ class SpoolFolder:
             self.error = str(error)
             if not isinstance(error, StorageFull):
                 self._stop_writing()
-            # Frames that were to move are still where they were.
+        finally:
+            # Whatever the error. Frames that were to move are still where they were.
             self.pending = [(entry, frame) for entry, frame in pending[at:] if entry.file is None]
-            # Their numbers must survive a kill, or the next start would assign them again.
-            self.changed |= {entry.spool.slot_no for entry, _ in self.pending}
-            with contextlib.suppress(OSError):
-                self.save()
+            if self.pending:
+                # Their numbers must survive a kill, or the next start would assign them again.
+                self.changed |= {entry.spool.slot_no for entry, _ in self.pending}
+                with contextlib.suppress(OSError):
+                    self.save()
         return n_steps
 
     def _open(self) -> None:
