@@ -446,6 +446,7 @@ class Sender:
         # All blocks of these sessions are in the handoff, so after `_drain` they are in the spool.
         n_ended = len(ended)
         self._drain()
+        self._report_lost()  # also what an interrupted `_drain` lost
         for _ in range(n_ended):
             spool = self._open.get(ended.popleft().id)
             if spool is not None:
