@@ -455,10 +455,40 @@ def test_an_unreachable_partition_does_not_block_the_others(bench: Bench):
     for _ in range(3):
         with pytest.raises(Unreachable, match="p0"):
             service.step()
+    bench.clock.advance(30.0)
+    with pytest.raises(Unreachable, match="p0"):
+        service.step()
+    assert service.lag_s >= 30.0, "the others are up to date, but nothing of p0 was ever stored"
     stream.is_away = False
     left = len(read_all(stream)["p0"])
     assert 0 < left == len(chunks) - len(bench.stored())
     assert service.step() == left
+
+
+def test_a_frame_without_enough_memory_does_not_block_the_other_partitions(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    stream = bench.stream = MemoryStream(3, clock=bench.clock)
+    chunks = [chunk for _ in range(9) for chunk in bench.session(1)]
+    bench.send(chunks)
+    too_large = {record.raw for record in read_all(stream)["p0"]}
+    assert len(too_large) < len(chunks)
+
+    def write(batch: WriteBatch) -> Receipt:
+        if batch.partition == "p0":
+            raise MemoryError
+        return true_write(batch)
+
+    true_write = bench.store.write
+    monkeypatch.setattr(bench.store, "write", write)
+    service = bench.start()
+    for _ in range(3):
+        with pytest.raises(StorageFull, match="no memory to store a frame"):
+            service.step()
+    assert len(bench.stored()) == len(chunks) - len(too_large)
+    monkeypatch.undo()
+    service.step()
+    assert bench.keys() == keys_of(chunks)
 
 
 @pytest.mark.parametrize("name", ["max_read_bytes", "claim_ttl_s", "full_pause_s"])

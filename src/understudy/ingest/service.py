@@ -445,7 +445,7 @@ class IngestService:
         self._spread: Spread = spread or self._one_by_one
         self._claims: dict[str, Claim] = {}
         self._ended: set[str] = set()
-        self._unreachable = ""
+        self._failed = ""
         """The last partition that could not be read or stored."""
         self._listed_s = self._clock.monotonic()
         self._stored_to_s: dict[str, float] = {}
@@ -542,6 +542,7 @@ class IngestService:
     def _turns(self, without: Container[str], draining_since_s: float | None) -> Iterator[Turn]:
         partitions = self._stream.partitions()
         names = {partition.id for partition in partitions}
+        listed_before_s = self._listed_s
         self._listed_s = self._clock.monotonic()
         self._stored_to_s = {
             name: at_s for name, at_s in self._stored_to_s.items() if name in names
@@ -550,12 +551,14 @@ class IngestService:
         self._ended &= names
         # A partition that failed comes last, so that the others need not wait for it.
         ids = [partition.id for partition in partitions]
-        first = ids.index(self._unreachable) + 1 if self._unreachable in ids else 0
+        first = ids.index(self._failed) + 1 if self._failed in ids else 0
         for partition in [*partitions[first:], *partitions[:first]]:
             is_readable = all(
                 parent not in names or parent in self._ended for parent in partition.parents
             )
             if is_readable and partition.id not in self._ended and partition.id not in without:
+                # Its lag grows from now on, also if it can never be read or stored.
+                self._stored_to_s.setdefault(partition.id, listed_before_s)
                 now_s = self._clock.monotonic()
                 draining_s = 0.0 if draining_since_s is None else now_s - draining_since_s
                 yield Turn(partition.id, self._claims.get(partition.id), draining_s)
@@ -564,8 +567,8 @@ class IngestService:
         for turn in turns:
             try:
                 yield self._partitions.advance(turn)
-            except Unreachable:
-                self._unreachable = turn.partition
+            except (StorageFull, Unreachable):
+                self._failed = turn.partition
                 raise
 
 
