@@ -467,6 +467,13 @@ def test_damaged_keys_and_specs_are_reported(ask: Asked, tmp_path: Path):
     assert "keys: 1 invalid entry, ignored" in checks["models"]["result"]
     assert "understudy keys repair" in checks["models"]["result"]
     assert "understudy keys repair" in ask("keys create", code=1)[1]
+    misplaced = models / "keys" / "0999999999.json"
+    misplaced.write_bytes(b"x")
+    assert "move it away" in ask("keys list", code=1)[1]
+    checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
+    assert "0999999999.json exists" in checks["models"]["result"]
+    misplaced.unlink()
+    assert ask.json("keys repair --keys revoke") == {"repaired": True, "keys": []}
     (spec,) = (models / "games" / "pong").iterdir()
     spec.write_bytes(b"x")
     ask("games add rally --obs 4 --actions up,down")
@@ -492,6 +499,27 @@ def test_a_damaged_journal_of_one_game_does_not_hide_the_others(ask: Asked, tmp_
     listed = ask("games list", code=1)[0]
     assert "  rally " in listed
     assert "! pong: its journal is damaged: " in listed
+
+
+def test_damage_in_the_middle_of_a_journal_is_named_until_an_operator_accepts_it(
+    ask: Asked, tmp_path: Path
+):
+    ask(f"models add {a_run(tmp_path / 'one')}")
+    ask(f"models add {a_run(tmp_path / 'two')}")
+    for _ in range(2):
+        ask("keys create")
+    models = tmp_path / "D" / "models"
+    for folder, number in (("keys", 1), ("registry/pong", 2)):
+        (models / folder / f"{number:010d}.json").write_bytes(b"x")
+    assert "1 invalid entry" in ask.json("keys list", code=1)["damage"]
+    assert list(ask.json("models list", code=1)["journals"]) == ["pong"]
+    assert "understudy models repair pong" in ask("models list", code=1)[0]
+    ask("doctor", code=1)
+    assert ask.json("keys repair --keys keep")["repaired"]
+    assert ask.json("models repair pong")["repaired"]
+    assert len(ask.json("keys list")["keys"]) == 1
+    assert ask.json("models list")["journals"] == {}
+    ask("doctor")
 
 
 @pytest.mark.parametrize("fate", ["keep", "revoke"])

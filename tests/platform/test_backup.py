@@ -161,6 +161,18 @@ def test_a_journal_with_a_lost_entry_is_named_and_everything_else_is_backed_up(
     assert restore(tmp_path / "B", DataFolder(tmp_path / "E")).damaged == proof.damaged
 
 
+def test_a_file_that_does_not_belong_into_a_journal_is_named_by_the_backup(
+    deployed: DataFolder, tmp_path: Path
+):
+    misplaced = deployed.root / "models" / "keys" / "0999999999.json"
+    misplaced.write_bytes(b"{}")
+    with pytest.raises(Corrupt, match=r"0999999999.json exists, but .* move it away"):
+        back_up(deployed, tmp_path / "B")
+    assert not (tmp_path / "B").exists()
+    misplaced.unlink()
+    assert back_up(deployed, tmp_path / "B").damaged == ()
+
+
 def test_keys_that_were_revoked_after_the_backup_stay_revoked_if_the_restore_revokes_all(
     deployed: DataFolder, tmp_path: Path
 ):

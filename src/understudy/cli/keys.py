@@ -171,10 +171,10 @@ def revoke(data_text: str | None, as_json: bool, key_id: str) -> int:
 )
 @common_options
 def repair(data_text: str | None, as_json: bool, keys_action: str) -> int:
-    """Accept keys again after the last entries of their journal were damaged or lost.
+    """Accept the journal of keys as it is, after entries of it were damaged or lost.
 
-    Until then no key is accepted, since a revocation may be among those entries. If there is a
-    backup of models/keys with the entries, restore them instead: nothing is lost then.
+    If they are the last ones, no key is accepted until then: a revocation may be among them. If
+    there is a backup of models/keys with the entries, restore them instead, and nothing is lost.
     """
     stored = deployment(data_text, must_exist=True).keys
     is_repaired = stored.repair(revoke=keys_action == "revoke")

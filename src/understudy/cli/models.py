@@ -311,7 +311,7 @@ def withdraw(data_text: str | None, as_json: bool, game: str, why: str, schema: 
 @click.argument("game")
 @common_options
 def repair(data_text: str | None, as_json: bool, game: str) -> int:
-    """Accept the journal of GAME although entries that this machine has read are gone.
+    """Accept the journal of GAME although entries of it are damaged or gone.
 
     Models and promotions in those entries are lost. If there is a backup of models/registry/GAME
     with them, restore them instead: nothing is lost then.

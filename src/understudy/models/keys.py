@@ -224,18 +224,19 @@ class Keys:
 
     def damage(self) -> str:
         """What is wrong with the stored keys, and the next step; empty: nothing."""
+        try:
+            ring = self._shared.unchecked()
+        except Corrupt as error:
+            return f"{error}; {_CLOSED}"
         damage = self._shared.damage()
-        ring = self._shared.unchecked()
         return f"{damage}; {_CLOSED}" if damage and (ring.unread or ring.is_unsure) else damage
 
     def repair(self, *, revoke: bool) -> bool:
-        """Accept the journal although a revocation may be lost; False if none can be."""
-        try:
-            self._shared.now().check()
-        except Corrupt:
-            self.restart(revoke=revoke)
-            return True
-        return False
+        """Accept a damaged journal although a revocation may be lost; False if it is whole."""
+        if not self._shared.damage():
+            return False
+        self.restart(revoke=revoke)
+        return True
 
     def restart(self, *, revoke: bool) -> None:
         """Make every machine accept the keys as they are, or `revoke` all of them."""

@@ -442,13 +442,10 @@ class Registry:
 
     def repair(self, game: str) -> bool:
         """Accept a game's journal although entries are missing; False if it needs no repair."""
-        shared = self._shared(game)
-        try:
-            shared.now()
-        except Corrupt:
-            self.restart(game)
-            return True
-        return False
+        if not self._shared(game).damage():
+            return False
+        self.restart(game)
+        return True
 
     def restart(self, game: str) -> None:
         """Make all machines accept a game's journal, even those that have read newer entries."""

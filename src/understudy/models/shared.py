@@ -200,10 +200,14 @@ class Shared(Generic[S]):
                 continue
             if not unread and before not in ("", self._mark.sha256):
                 unread = [f"entry {number - 1}: it is not the one that entry {number} follows"]
-            if unread:
+            if line > self._mark.line:
+                # An operator accepted the journal as it was.
+                self._skipped = 0
+                state.last_bad_entry = ""
+            elif unread:
                 self._skipped += len(unread)
                 state.last_bad_entry = unread[-1]
-                unread = []
+            unread = []
             self._mark = Mark(line, number, _sha256(raw or b""))
             state.number = number
             if number == self._seen.number and self._mark.sha256 != self._seen.sha256:
@@ -302,7 +306,7 @@ class Shared(Generic[S]):
             return (
                 f"{state.bad_entries} invalid {plural(state.bad_entries, 'entry', 'entries')}, "
                 f"ignored, the last one: {state.last_bad_entry}; restore what is damaged from a "
-                "backup"
+                f"backup, or accept what is there now with '{self.repair_command}'"
             )
 
     # --- Writing ----------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from understudy.experience.intake import BACKUP_FILE, RESTORING, read_key
 from understudy.models.keys import Keys
 from understudy.models.objects import FolderObjects, open_objects
 from understudy.models.registry import Registry
+from understudy.models.shared import Journal
 from understudy.platform.config import FILE_NAME as CONFIG_FILE
 from understudy.platform.config import LAST_START_FILE, Config, restore_last_start
 from understudy.platform.ingest import open_own_ingest, open_own_store
@@ -381,18 +382,12 @@ def _copy_objects(source: Objects, target: Objects) -> None:
 
 def _in_order(names: list[str], source: Objects) -> Iterator[str]:
     """Yield journal entries in order; a missing one is part of what the backup says is damaged."""
-    following: dict[str, int] = {}
-    for name in sorted(names):
-        journal, _, file = name.rpartition("/")
-        number = int(file.removesuffix(".json")) if file.removesuffix(".json").isdigit() else 0
-        for missed in range(following.get(journal, 1), number):
-            # An entry written during the listing may not be in the list.
-            entry = f"{journal}/{missed:010d}.json"
-            if source.get(entry) is not None:
-                yield entry
-        if number:
-            following[journal] = number + 1
-            yield name
+    for folder in sorted({name.rpartition("/")[0] for name in names}):
+        journal = Journal(source, folder)
+        # An entry written during the listing may not be in the list.
+        for number, raw in journal.read(last=journal.last_number()):
+            if raw is not None:
+                yield journal.object_name(number)
 
 
 def _names(folder: Path) -> list[str]:
