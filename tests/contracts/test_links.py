@@ -11,7 +11,8 @@ from tests.serve.gateways import SIGNER, TRUSTED, running
 from understudy.client.connect import Address, local_link
 from understudy.client.http import HttpLink
 from understudy.core.clock import SystemClock
-from understudy.experience.intake import create_once, key_file
+from understudy.core.log import create_once
+from understudy.experience.intake import key_file
 from understudy.models.manifest import Lineage
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry

@@ -1,5 +1,7 @@
 """The lock: held by one process at a time, released when its holder dies."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.core.errors import Locked
+from understudy.core.errors import Locked, StorageFailed
 from understudy.core.log import FileLock, is_locked
 
 HOLDER = """
@@ -63,6 +65,21 @@ def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
         holder.wait(timeout=10)
     with FileLock(path, what="store"):
         pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="flock is of POSIX")
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    path = tmp_path / ".lock"
+    path.touch()
+    monkeypatch.setattr("fcntl.flock", flock)
+    for lock in (lambda: FileLock(path, what="store", timeout_s=60.0), lambda: is_locked(path)):
+        with pytest.raises(StorageFailed, match=r"No locks available.*use a file system"):
+            lock()
 
 
 def test_one_process_cannot_take_a_lock_twice(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from understudy.core.log import (
     HEAD_BYTES,
     LogFile,
     LogReader,
+    create_once,
     no_sync,
     remove,
     storage_error,
@@ -426,6 +427,10 @@ def test_a_small_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "write", lambda descriptor, raw: real(descriptor, bytes(raw)[:3]))
     write_file(path, b"written in pieces")
     assert path.read_bytes() == b"written in pieces"
+    create_once(tmp_path / "key", b"created in pieces")
+    create_once(tmp_path / "key", b"never replaced")
+    assert (tmp_path / "key").read_bytes() == b"created in pieces"
+    (tmp_path / "key").unlink()
 
     def full(descriptor: int, raw: Any) -> int:
         raise OSError(errno.ENOSPC, "full")
@@ -433,6 +438,8 @@ def test_a_small_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="full"):
         write_file(path, b"three")
+    with pytest.raises(OSError, match="full"):
+        create_once(tmp_path / "key", b"four")
     assert path.read_bytes() == b"written in pieces"
     assert [file.name for file in tmp_path.iterdir()] == ["mark"]
 

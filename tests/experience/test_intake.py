@@ -14,7 +14,7 @@ import pytest
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.names import game_name, new_session, player_name
 from understudy.experience.frame import CloseReport, Frame, FrameKind, close_frame, data_frame
-from understudy.experience.intake import Intake, create_once, deployment_key, pseudonym
+from understudy.experience.intake import Intake, deployment_key, pseudonym
 from understudy.experience.session import (
     AHEAD_S,
     DAY_S,
@@ -234,13 +234,6 @@ def test_processes_that_start_at_once_agree_on_the_key(tmp_path):
     ]
     keys = {process.communicate(timeout=60)[0] for process in started}
     assert len(keys) == 1
-
-
-def test_an_existing_file_is_never_replaced(tmp_path):
-    create_once(tmp_path / "name", b"first")
-    create_once(tmp_path / "name", b"second")
-    assert (tmp_path / "name").read_bytes() == b"first"
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_damaged_key_is_reported_and_not_used(tmp_path):

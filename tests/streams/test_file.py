@@ -289,6 +289,11 @@ def test_files_that_are_not_the_streams_stop_nothing_and_stay(tmp_path: Path):
         path.write_bytes(b"stray")
     assert only(stream) == name
     assert raws(stream) == [frame.encode() for frame in frames]
+    before = stream.state()
+    frames += sample_frames(1)
+    stream.append(frames[-1:])
+    assert stream.state() != before
+    assert raws(stream) == [frame.encode() for frame in frames]
     last = read_all(stream)[name][-1].position
     stream.close()
     stream = FileStream(tmp_path)

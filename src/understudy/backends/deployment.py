@@ -11,13 +11,12 @@ from understudy.backends.data import DataFolder
 from understudy.client.local import LocalLink
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError
-from understudy.core.log import make_folder
+from understudy.core.log import create_once, make_folder
 from understudy.core.signed import KEY_BYTES, Signer, Trusted
 from understudy.experience.game import GameSpec
 from understudy.experience.intake import (
     Intake,
     check_data_folder,
-    create_once,
     deployment_key,
     key_file,
     key_fingerprint,

@@ -18,6 +18,7 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import struct
 import sys
 import threading
@@ -85,8 +86,24 @@ def make_folder(folder: Path) -> None:
 
 def write_file(path: Path, raw: bytes, *, mode: int = 0o600) -> None:
     """Replace a small file atomically and durably."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, mode)
+    with _draft(path, raw, mode) as draft:
+        os.replace(draft, path)
+    sync_folder(path.parent)
+
+
+def create_once(path: Path, raw: bytes) -> None:
+    """Create a small secret file (0600) atomically and durably; never replaces an existing one."""
+    with _draft(path, raw, 0o600) as draft, contextlib.suppress(FileExistsError):
+        # A link, unlike a rename, never replaces a file that another process has just created.
+        os.link(draft, path)
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _draft(path: Path, raw: bytes, mode: int) -> Iterator[Path]:
+    """A synced file beside `path`, which is removed at the end unless it was renamed."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.{os.getpid()}.tmp")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, mode)
     try:
         try:
             view = memoryview(raw)
@@ -95,11 +112,9 @@ def write_file(path: Path, raw: bytes, *, mode: int = 0o600) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.replace(temporary, path)
-    except OSError:
-        remove(temporary)
-        raise
-    sync_folder(path.parent)
+        yield draft
+    finally:
+        remove(draft)
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -109,6 +124,8 @@ _REMEDIES = {
     errno.EROFS: "mount that disk for writing",
     errno.EMFILE: "raise this process's limit of open files (ulimit -n)",
     errno.ENFILE: "raise the machine's limit of open files",
+    errno.ENOLCK: "use a file system that supports locks",
+    errno.ENOTSUP: "use a file system that supports locks",
 }
 
 
@@ -281,6 +298,8 @@ class LogReader:
         at = start + 1
         while at < size:
             window = _pread(self._usable(), _SEARCH_BYTES, at)
+            if not window:
+                return None  # the file was cut in the meantime
             for match in _EITHER_MAGIC.finditer(window):
                 offset = at + match.start()
                 if match[0] == _END_MAGIC:
@@ -484,6 +503,8 @@ else:
 
 
 _RETRY_S = 0.01
+_HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+"""Errors that say that another process holds a lock; the last two are those of Windows."""
 
 
 class FileLock:
@@ -500,15 +521,18 @@ class FileLock:
             try:
                 _take(self._descriptor)
                 return
-            except OSError:
-                if time.monotonic() >= deadline:
-                    os.close(self._descriptor)
-                    self._descriptor = None
-                    raise Locked(
-                        f"{what} is in use by another process ({path}); stop that process, or wait "
-                        "for it"
-                    ) from None
-            time.sleep(_RETRY_S)
+            except OSError as error:
+                if error.errno in _HELD and time.monotonic() < deadline:
+                    time.sleep(_RETRY_S)
+                    continue
+                os.close(self._descriptor)
+                self._descriptor = None
+                if error.errno not in _HELD:
+                    raise storage_error(error, f"locking {path}") from None
+                raise Locked(
+                    f"{what} is in use by another process ({path}); stop that process, or wait for "
+                    "it"
+                ) from None
 
     @property
     def descriptor(self) -> int:

@@ -1,9 +1,7 @@
 """Intake: admits frames to a stream by their headers alone, and stamps player and time."""
 
-import contextlib
 import hashlib
 import hmac
-import os
 import secrets
 import uuid
 from collections.abc import Mapping, Sequence
@@ -11,7 +9,7 @@ from pathlib import Path
 
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.log import make_folder, sync_folder
+from understudy.core.log import create_once, make_folder
 from understudy.core.names import GameName, PlayerName
 from understudy.experience.frame import MAX_BODY_BYTES, NO_PLAYER, Frame, FrameKind
 from understudy.experience.session import INTAKE_MAX_AGE_S, has_valid_time, refused_session
@@ -95,26 +93,6 @@ def read_key(path: Path) -> bytes:
 def key_fingerprint(key: bytes) -> str:
     """A fingerprint of a deployment's key that does not reveal it."""
     return hashlib.sha256(b"understudy pseudonyms\0" + key).hexdigest()[:32]
-
-
-def create_once(path: Path, raw: bytes) -> None:
-    """Create a small secret file (0600) durably and atomically; never replaces an existing one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(
-        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600
-    )
-    try:
-        os.write(descriptor, raw)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    try:
-        # A link, unlike a rename, never replaces a file that another process has just created.
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        temporary.unlink()
-    sync_folder(path.parent)
 
 
 class Intake:

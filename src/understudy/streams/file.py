@@ -15,6 +15,7 @@ the file before.
 
 import contextlib
 import os
+import re
 import shutil
 import struct
 import sys
@@ -48,6 +49,7 @@ from understudy.ports import DAMAGED_ENTRY, Ack, Partition, Position, Read, Reco
 _TIME = struct.Struct("<d")
 _FOLLOWS = struct.Struct("<dI")
 """An entry that explains missing numbers: append time 0 and the number of the file before."""
+_FILE_NAME = re.compile(r"[0-9]{8}\.log")
 _POLL_S = 0.004
 _MOST_BYTES = 16 * 1024 * 1024
 ROLL_BYTES = 32 * 1024 * 1024
@@ -164,7 +166,7 @@ class FileStream:
                 continue
             folder = os.path.join(self._folder, name)
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
-                newest = max(os.listdir(folder))
+                newest = max(filter(_FILE_NAME.fullmatch, os.listdir(folder)))
                 state.append((name, newest, os.stat(os.path.join(folder, newest)).st_size))
         return tuple(state)
 
