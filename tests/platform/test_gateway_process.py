@@ -159,6 +159,25 @@ def test_a_role_that_starts_again_is_restarting(tmp_path: Path):
             assert role_states(read_roles(DataFolder(tmp_path), START_S)) == {"ingest": state}
 
 
+def test_a_status_file_of_another_type_does_not_end_the_gateway(tmp_path: Path):
+    config = Config(data=str(tmp_path / "D"), gateway=GatewaySection(port=0))
+    write_config(config, tmp_path / "config.json")
+    roles = tmp_path / "D" / "roles"
+    roles.mkdir(parents=True)
+    (roles / "ingest.lock").touch()
+    (roles / "ingest.json").write_text('{"at_s": "yesterday", "report": []}')
+    command = python_module(
+        "understudy.platform.gateway_process", config.data, str(tmp_path / "config.json")
+    )
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        reports = 0
+        while reports < 3:
+            reports += bool(json.loads(process.stdout.readline()).get("is_ready"))
+        assert process.poll() is None
+        process.kill()
+
+
 def test_a_gateway_whose_killed_parent_reads_no_reports_ends_too(tmp_path: Path):
     config = Config(data=str(tmp_path / "D"), gateway=GatewaySection(port=0))
     write_config(config, tmp_path / "config.json")

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import structlog
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -27,6 +28,8 @@ from understudy.serve.server import GatewayServer
 from understudy.serve.state import GameProgress, GatewayState
 
 _REPORT_EVERY_S = 0.5
+
+_log = structlog.get_logger("understudy.gateway")
 
 
 class RoleMetrics(Collector):
@@ -135,17 +138,17 @@ def main(data: DataFolder, config: Config) -> None:
         try:
             while not stop.is_set():
                 if is_ready.wait(0.05):
-                    roles = read_roles(data, opened.clock.now())
-                    states[-1].roles = role_states(roles)
-                    states[-1].progress = learner_progress(roles)
-                    report(
-                        {
-                            "is_ready": True,
-                            "url": server.url,
-                            "port": server.port,
-                            **_figures(states[-1]),
-                        }
-                    )
+                    try:
+                        roles = read_roles(data, opened.clock.now())
+                        states[-1].roles = role_states(roles)
+                        states[-1].progress = learner_progress(roles)
+                        figures = _figures(states[-1])
+                    except OSError as error:
+                        # Too many open files for a moment do not end the gateway.
+                        _log.warning("roles_unreadable", error=str(error))
+                        figures = {}
+                    here = {"is_ready": True, "url": server.url, "port": server.port}
+                    report(here | figures)
                     stop.wait(_REPORT_EVERY_S)
         except BrokenPipeError:
             pass  # the parent was killed, and `stop` is not set yet

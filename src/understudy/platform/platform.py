@@ -17,6 +17,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import msgspec
+
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import Deployment, open_deployment
 from understudy.core.clock import Clock, SystemClock
@@ -430,23 +432,32 @@ def read_roles(data: DataFolder, now_s: float) -> list[dict[str, Any]]:
     return [_read_role(path, now_s) for path in paths if path.with_suffix(".lock").exists()]
 
 
+class _SavedRole(msgspec.Struct):
+    """What a supervisor writes of a role."""
+
+    role: str
+    state: str = "unknown"
+    pid: int | None = None
+    since_s: float = 0.0
+    restarts: int = 0
+    last_error: str = ""
+    at_s: float = 0.0
+    report: dict[str, Any] = {}
+    report_age_s: float = 0.0
+    rates: dict[str, float] = {}
+
+
 def _read_role(path: Path, now_s: float) -> dict[str, Any]:
-    saved: dict[str, Any] = {
-        "role": path.stem,
-        "state": "unknown",
-        "at_s": 0.0,
-        "report": {},
-        "rates": {},
-    }
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        saved |= json.loads(path.read_text())
+    saved = _SavedRole(path.stem)
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        saved = msgspec.json.decode(path.read_bytes(), type=_SavedRole)
     is_watched = is_locked(path.with_suffix(".lock"))
-    written_s = max(0.0, now_s - saved["at_s"])
+    written_s = max(0.0, now_s - saved.at_s)
     is_stale = is_watched and written_s > _SILENT_S
-    age_s = saved.get("report_age_s", 0.0) + written_s
-    was_stopped = saved["state"] in ("ended", "unknown")
-    state = saved["state"] if is_watched else "not running" if was_stopped else "ended"
-    last_error = saved.get("last_error", "")
+    age_s = saved.report_age_s + written_s
+    was_stopped = saved.state in ("ended", "unknown")
+    state = saved.state if is_watched else "not running" if was_stopped else "ended"
+    last_error = saved.last_error
     if not is_watched and not was_stopped:
         last_error = "its supervisor was killed; start it again with understudy up"
     elif is_stale:
@@ -459,19 +470,19 @@ def _read_role(path: Path, now_s: float) -> dict[str, Any]:
     alive = state in ("starting", "running", "stopping")
     lag_s = None
     if state in ("running", "stopping") or (state == "silent" and not is_stale):
-        lag_s = saved["report"].get("lag_s")
+        lag_s = saved.report.get("lag_s")
         # What has entered the stream since the last report is not known to be stored.
         lag_s = lag_s + age_s if lag_s is not None and state == "silent" else lag_s
     return {
-        "role": saved["role"],
+        "role": saved.role,
         "alive": alive,
         "state": state,
-        "pid": saved.get("pid") if is_watched else None,
-        "since_s": saved.get("since_s", 0.0),
-        "restarts": saved.get("restarts", 0),
+        "pid": saved.pid if is_watched else None,
+        "since_s": saved.since_s,
+        "restarts": saved.restarts,
         "last_error": last_error,
-        "rates": saved["rates"] if alive else {},
-        "report": saved["report"],
+        "rates": saved.rates if alive else {},
+        "report": saved.report,
         "report_age_s": round(age_s, 3) if is_watched else None,
         "lag_s": None if lag_s is None else round(lag_s, 4),
     }
