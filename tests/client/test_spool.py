@@ -23,7 +23,7 @@ from understudy.client.spool import (
     forget_spooled,
     unreadable_spools,
 )
-from understudy.client.spool_folder import SessionSpool, SpooledFrame, read_game
+from understudy.client.spool_folder import SessionSpool, SpooledFrame, SpoolFolder, read_game
 from understudy.core.errors import Corrupt, Locked, SpecError
 from understudy.core.log import FileLock, LogFile
 from understudy.core.names import new_session, player_name
@@ -307,6 +307,9 @@ def test_a_log_that_cannot_be_opened_now_is_neither_deleted_nor_lost(tmp_path, m
         again = Spool(tmp_path)
         assert list(again.adopt()) == []
         assert folder.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", no_files)
+        assert list(again.adopt()) == []
     ((one, (entry,)),) = again.adopt()
     assert one.read(entry) is not None
 
@@ -695,13 +698,90 @@ def test_unsent_frames_of_killed_games_are_sent_without_a_game(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_being_created_is_not_adopted(tmp_path):
-    clock = FakeClock()
-    folder = tmp_path / str(new_session(clock.now()))
+def deny(monkeypatch, folder: Path) -> None:
+    """Make a folder unreadable, also for root."""
+
+    def denied(call, is_listing):
+        def checked(path=".", *args, **settings):
+            if not isinstance(path, int) and folder == (
+                Path(path) if is_listing else Path(path).parent
+            ):
+                raise PermissionError(13, "Permission denied", str(path))
+            return call(path, *args, **settings)
+
+        return checked
+
+    for name in ("stat", "open", "scandir", "listdir"):
+        is_listing = name in ("scandir", "listdir")
+        monkeypatch.setattr(os, name, denied(getattr(os, name), is_listing))
+
+
+def test_a_folder_that_cannot_be_read_costs_only_itself(tmp_path, monkeypatch):
+    tag = tmp_path / "spool" / spool_tag("memory", "my-game")
+    folders = sorted(left_by(tag, name) for name in ("anna", "ben", "carl"))
+    link = MemoryLink()
+    with monkeypatch.context() as patch:
+        deny(patch, folders[1])
+        with client(link, tmp_path) as game:
+            game.pump()
+    assert [folder.exists() for folder in folders] == [False, True, False]
+    assert [frame.kind for frame in link.frames].count(FrameKind.DATA) == 2
+    assert forget_spooled(tmp_path / "spool", "dan", ["my-game"]) == (0, {})
+    deny(monkeypatch, folders[1])
+    n_deleted, left = forget_spooled(tmp_path / "spool", "dan", ["my-game"])
+    assert (n_deleted, list(left)) == (0, [folders[1]])
+
+
+def test_sessions_adopted_before_an_unforeseen_error_are_sent(tmp_path, monkeypatch):
+    tag = tmp_path / "spool" / spool_tag("memory", "my-game")
+    last = max(left_by(tag, name) for name in ("anna", "ben", "carl"))
+    true_load = SpoolFolder.load
+
+    def load(folder):
+        if folder.path == last:
+            raise RuntimeError("unforeseen")
+        return true_load(folder)
+
+    link = MemoryLink()
+    with client(link, tmp_path) as game:
+        with monkeypatch.context() as patch:
+            patch.setattr(SpoolFolder, "load", load)
+            with pytest.raises(RuntimeError):
+                game.pump()
+        game.pump()
+        assert game.stats().acked_steps == 20
+    assert list(tag.iterdir()) == [last]
+
+
+@pytest.mark.parametrize("files", [[], [".lock"], [".lock", "spool.json"]])
+def test_a_folder_of_a_game_that_was_killed_before_it_spooled_anything_is_deleted(tmp_path, files):
+    folder = tmp_path / str(new_session(FakeClock().now()))
     folder.mkdir()
+    for name in files:
+        (folder / name).write_bytes(b"")
     spool = Spool(tmp_path)
+    assert spool.has_sessions()
     assert list(spool.adopt()) == []
-    assert list(folder.iterdir()) == []
+    assert not spool.has_sessions()
+
+
+def test_a_new_folder_that_another_start_deletes_is_created_again(tmp_path, monkeypatch):
+    spool, one = spool_of(tmp_path)
+    one.add(data_frame(one.session, 0, b"body"), 10)
+    true_lock = FileLock.__init__
+
+    def lock(self, path, **settings):
+        true_lock(self, path, **settings)
+        monkeypatch.undo()
+        path.unlink()  # by another process, which had the lock just before
+
+    monkeypatch.setattr(FileLock, "__init__", lock)
+    assert spool.write() == 0
+    assert spool.write() == 10
+    other = Spool(tmp_path)
+    assert list(other.adopt()) == []
+    assert other.foreign_bytes > 0
+    spool.close()
 
 
 def test_unknown_files_in_the_spool_folder_are_ignored(tmp_path):

@@ -340,16 +340,15 @@ class Sender:
         if now_s < self._adopt_at_s and not self._spool.can_adopt_more:
             return
         self._adopt_at_s = now_s + self._config.adopt_every_s
-        adopted = list(self._spool.adopt())
-        self.counts.adopted_sessions += len(adopted)
-        for spool, entries in adopted:
+        for spool, entries in self._spool.adopt():
+            self.counts.adopted_sessions += 1
             self._open[spool.session] = spool
             self._ending[spool.session] = spool
             self._waiting.adopt(entries)
             if spool.lost_numbers:
                 self._lose(spool, spool.lost_numbers, spool.lost_steps)
         self._report_lost()
-        for spool, _ in adopted:
+        for spool in list(self._ending.values()):
             self._close_if_finished(spool)
         for folder in self._spool.damaged:
             self.warn(
@@ -765,6 +764,6 @@ def send_unsent_frames(
 
 def _spec_in(folder: Path) -> GameSpec | None:
     for path in sorted(folder.glob("*/spool.json")):
-        with contextlib.suppress(Corrupt, SpecError):
+        with contextlib.suppress(Corrupt, SpecError, OSError):
             return read_game(path.parent).spec()
     return None

@@ -14,6 +14,7 @@ otherwise its frames are sent again, and the platform discards duplicates.
 """
 
 import contextlib
+import os
 import uuid
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
@@ -148,10 +149,14 @@ class Spool:
             if lock is None:
                 continue
             try:
+                if not _may_have_frames(path):
+                    # What a kill left before anything was spooled, or while it was deleted.
+                    SpoolFolder(path, None, lock=lock).remove()
+                    continue
                 spec = read_game(path).spec()
                 folder = SpoolFolder(path, spec, lock=lock, roll_bytes=self._roll_bytes)
                 sessions = folder.load()
-            except OSError:
+            except (OSError, MemoryError):
                 # Such as too many open files: the next `adopt` tries again.
                 lock.close()
                 continue
@@ -169,15 +174,12 @@ class Spool:
             yield from sessions
 
     def _lock(self, path: Path) -> FileLock | None:
-        if not (path / "spool.json").exists() and not log_files(path):
-            # The folder is being created or removed, and its owner needs the lock.
-            return None
         try:
             return FileLock(path / ".lock", what=f"the spool folder {path}")
         except Locked:
             with contextlib.suppress(OSError):
                 self.foreign_bytes += sum(log.stat().st_size for log in log_files(path))
-        except OSError:
+        except (OSError, StorageFailed):
             pass
         return None
 
@@ -187,6 +189,16 @@ def _owner_of(folder: Path) -> uuid.UUID | None:
         return uuid.UUID(folder.name)
     except ValueError:
         return None
+
+
+def _may_have_frames(folder: Path) -> bool:
+    """Whether a folder has files of sessions, or cannot be read."""
+    try:
+        return "sessions" in os.listdir(folder) or bool(log_files(folder))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
 
 
 def forget_spooled(
@@ -213,7 +225,7 @@ def forget_spooled(
         except StorageFailed as error:
             left[path] = str(error)
         except (Corrupt, OSError) as error:
-            if log_files(path) or (path / "sessions").exists():
+            if _may_have_frames(path):
                 left[path] = f"it cannot be read ({error}); delete it, or repair it"
     return n_deleted, left
 
@@ -240,7 +252,7 @@ def unreadable_spools(folder: Path) -> list[Path]:
         if path.is_dir() and any(log.stat().st_size for log in log_files(path)):
             try:
                 read_game(path).spec()
-            except (Corrupt, SpecError):
+            except (Corrupt, SpecError, OSError):
                 unreadable.append(path)
     return unreadable
 

@@ -53,11 +53,11 @@ class SpooledGame:
 
 
 def read_game(folder: Path) -> SpooledGame:
-    """Read the spool.json of a folder; Corrupt if it is missing or damaged."""
+    """Read the spool.json of a folder; Corrupt if it is missing or damaged, else OSError."""
     try:
         document = strict_json((folder / "spool.json").read_bytes())
         return SpooledGame(str(document["game"]), str(document["spec"]))
-    except (OSError, UnderstudyError, KeyError, TypeError, AttributeError) as error:
+    except (FileNotFoundError, UnderstudyError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(f"spool.json in {folder} is missing or damaged: {error!r}") from None
 
 
@@ -425,7 +425,13 @@ class SpoolFolder:
         if self._is_open:
             return
         if self._lock is None:
-            self._lock = FileLock(self.path / ".lock", what=f"the spool folder {self.path}")
+            path = self.path / ".lock"
+            lock = FileLock(path, what=f"the spool folder {self.path}")
+            if not path.exists():
+                # The start of another game found the folder empty, and deletes it.
+                lock.close()
+                raise Locked(f"the spool folder {self.path} is being deleted by another process")
+            self._lock = lock
         assert self.spec is not None
         document = {
             "game": self.spec.game,
@@ -604,15 +610,17 @@ class SpoolFolder:
         if self._lock is None:
             return
         # The slots first, and spool.json last: whatever a kill leaves is deleted by the next start.
-        # The lock is released before it is deleted, because Windows does not delete open files.
         with contextlib.suppress(OSError):
             self.save()
         names = ("sessions.new", "sessions", "spool.json")
         paths = [*log_files(self.path), *(self.path / name for name in names)]
         is_removed = all(_removed(path) for path in paths)
+        # While it is held, so that no other process holds a deleted lock; but Windows does not
+        # delete open files.
+        is_unlocked = is_removed and _removed(self.path / ".lock")
         self._lock.close()
         self._lock = None
-        if is_removed and _removed(self.path / ".lock"):
+        if is_unlocked or (is_removed and _removed(self.path / ".lock")):
             # Files of other programs stay.
             with contextlib.suppress(OSError):
                 self.path.rmdir()
