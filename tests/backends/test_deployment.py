@@ -38,7 +38,8 @@ def test_concurrent_processes_create_each_key_once_readable_by_its_owner_only(
         opened = list(pool.map(lambda _: open_deployment(data), range(8)))
     assert len({one.signer.key_id for one in opened}) == 1
     assert stat.S_IMODE(signing_key(data).stat().st_mode) == 0o600
-    assert sorted(path.name for path in data.root.iterdir()) == ["key", "models", "signing.key"]
+    names = sorted(path.name for path in data.root.iterdir())
+    assert names == ["key", "key.id", "models", "signing.key"]
     assert [path.name for path in (data.root / "models").iterdir()] == ["deployment.json"]
 
 

@@ -21,7 +21,7 @@ from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment, signing_key
 from understudy.cli.root import run as run_command
 from understudy.client.connect import connect
-from understudy.core.errors import StorageFailed
+from understudy.core.errors import ConfigError, StorageFailed
 from understudy.experience.game import game_spec
 from understudy.experience.intake import deployment_key
 from understudy.experience.spaces import Box
@@ -584,6 +584,13 @@ def test_a_flipped_key_is_an_error_of_forget_instead_of_nothing_found(ask: Asked
     raw = path.read_bytes()
     path.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
     assert "key is damaged" in ask("data forget ada", code=2)[1]
+    deployment_key(tmp_path / "other")
+    path.write_bytes((tmp_path / "other" / "key").read_bytes())
+    assert "differs from the key" in ask("data forget ada", code=2)[1]
+    checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
+    assert "differs from the key" in checks["key"]["result"]
+    with pytest.raises(ConfigError, match="differs from the key"):
+        connect("pong", obs=2, actions=2, data=tmp_path / "D")
 
 
 def test_a_canary_is_withdrawn_and_a_cut_journal_of_models_is_accepted(ask: Asked, tmp_path: Path):

@@ -14,7 +14,7 @@ import pytest
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.names import game_name, new_session, player_name
 from understudy.experience.frame import CloseReport, Frame, FrameKind, close_frame, data_frame
-from understudy.experience.intake import Intake, deployment_key, pseudonym
+from understudy.experience.intake import Intake, deployment_key, key_file, pseudonym
 from understudy.experience.session import (
     AHEAD_S,
     DAY_S,
@@ -218,7 +218,25 @@ def test_the_deployment_key_is_created_once_and_for_its_owner_only(tmp_path):
     assert deployment_key(tmp_path / "data") == key
     if os.name != "nt":
         assert stat.S_IMODE((tmp_path / "data" / "key").stat().st_mode) == 0o600
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["key"]
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["key", "key.id"]
+
+
+def test_a_key_of_another_deployment_is_reported_and_not_used(tmp_path):
+    key = deployment_key(tmp_path / "D")
+    deployment_key(tmp_path / "E")
+    (tmp_path / "D" / "key").write_bytes((tmp_path / "E" / "key").read_bytes())
+    with pytest.raises(ConfigError, match="differs from the key that this deployment was created"):
+        deployment_key(tmp_path / "D")
+    (tmp_path / "D" / "key").unlink()
+    with pytest.raises(ConfigError, match=r"key is missing, and .*key\.id was written with it"):
+        deployment_key(tmp_path / "D")
+    (tmp_path / "D" / "key").write_bytes(key_file(key))
+    (tmp_path / "D" / "key.id").write_bytes(b"damaged")
+    with pytest.raises(ConfigError, match=r"if it is the right one, delete .*key\.id"):
+        deployment_key(tmp_path / "D")
+    (tmp_path / "D" / "key.id").unlink()
+    assert deployment_key(tmp_path / "D") == key
+    assert (tmp_path / "D" / "key.id").exists()
 
 
 def test_processes_that_start_at_once_agree_on_the_key(tmp_path):

@@ -32,7 +32,7 @@ from understudy.client.spool import count_spooled
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
 from understudy.core.log import sync_data
 from understudy.core.plural import plural
-from understudy.experience.intake import read_key, why_unusable
+from understudy.experience.intake import check_key_id, read_key, why_unusable
 from understudy.platform.config import Config, mask_secrets, resolve
 from understudy.ports import DAMAGED_STREAM
 
@@ -213,7 +213,9 @@ def _key_files(data: DataFolder) -> Iterator[DoctorCheck]:
     for path in (data.root / "key", signing_key(data)):
         if path.exists():
             try:
-                read_key(path)
+                key = read_key(path)
+                if path.name == "key":
+                    check_key_id(data.root, key)
             except (ConfigError, OSError) as error:
                 yield DoctorCheck(path.name, "red", str(error))  # the message names the next step
             else:

@@ -1,5 +1,6 @@
 """Intake: admits frames to a stream by their headers alone, and stamps player and time."""
 
+import contextlib
 import hashlib
 import hmac
 import secrets
@@ -19,6 +20,8 @@ BACKUP_FILE = "backup.json"
 """The table of contents of a backup; a folder with it is not a data folder."""
 RESTORING = "restoring"
 """The folder of a restore that has not finished."""
+KEY_ID_FILE = "key.id"
+"""The fingerprint of the key that a data folder was first used with."""
 KEY_BYTES = 32
 _CHECKSUM_BYTES = 8
 
@@ -54,12 +57,15 @@ def check_data_folder(data_folder: Path) -> None:
 
 
 def deployment_key(data_folder: Path) -> bytes:
-    """The secret key of a data folder, created on first use; all processes get the same key."""
+    """The secret key of a data folder, created on first use; all processes get the same key.
+
+    ConfigError if it is damaged or missing, or is not the one that the folder was used with.
+    """
     check_data_folder(data_folder)
     path = data_folder / "key"
     if not path.exists():
-        written = (data_folder / "store" / "store.json", data_folder / "stream")
-        used = next((other for other in written if other.exists()), None)
+        names = ("store/store.json", "stream", KEY_ID_FILE)
+        used = next((other for name in names if (other := data_folder / name).exists()), None)
         # The key is looked for again: a process that starts at the same time creates the key
         # first and then the stream and the store.
         if used is not None and not path.exists():
@@ -69,7 +75,24 @@ def deployment_key(data_folder: Path) -> bytes:
             )
         make_folder(data_folder)
         create_once(path, key_file(secrets.token_bytes(KEY_BYTES)))
-    return read_key(path)
+    key = read_key(path)
+    check_key_id(data_folder, key)
+    if not (data_folder / KEY_ID_FILE).exists():
+        # A folder that this user may only read is checked by the next process that writes.
+        with contextlib.suppress(OSError):
+            create_once(data_folder / KEY_ID_FILE, key_fingerprint(key).encode())
+    return key
+
+
+def check_key_id(data_folder: Path, key: bytes) -> None:
+    """Raise ConfigError if a data folder was used with another key."""
+    path = data_folder / KEY_ID_FILE
+    if path.exists() and path.read_bytes() != key_fingerprint(key).encode():
+        raise ConfigError(
+            f"{data_folder / 'key'} differs from the key that this deployment was created with, "
+            "so its players could not be found or forgotten; copy the key of its other machines "
+            f"here, restore it from a backup, or, if it is the right one, delete {path}"
+        )
 
 
 def key_file(key: bytes) -> bytes:
