@@ -6,10 +6,12 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import NormalizeReward
 
 from tests.act.envs import MaskedEnv, MixedEnv, PlainEnv
 from tests.act.policies import random_policy
+from understudy.act.actor import Actor
 from understudy.act.evaluate import evaluate
 from understudy.act.vector import game_of, make_envs
 from understudy.core.errors import ConfigError
@@ -163,3 +165,82 @@ def test_rewards_of_steps_inside_a_wrapper_are_counted():
     expected = evaluate(policy, make_envs(PlainEnv, 2, frame_skip=2), seeds=SEEDS).returns
     got = evaluate(policy, make_envs(PlainEnv, 2, wrappers=[Twice]), seeds=SEEDS).returns
     np.testing.assert_allclose(got, expected, rtol=1e-9)
+
+
+# --- Vector envs ----------------------------------------------------------------------------------
+
+
+def vectors(
+    num_envs: int, make: Any = PlainEnv, mode: AutoresetMode = AutoresetMode.DISABLED
+) -> Any:
+    return SyncVectorEnv([make] * num_envs, autoreset_mode=mode)
+
+
+def normalized_inside(num_envs: int, **options: Any) -> Any:
+    return gymnasium.wrappers.vector.RecordEpisodeStatistics(
+        vectors(num_envs, normalized, **options)
+    )
+
+
+def normalized_in_some(num_envs: int, mode: AutoresetMode = AutoresetMode.DISABLED) -> Any:
+    makes = [normalized if env == 0 else PlainEnv for env in range(num_envs)]
+    return SyncVectorEnv(makes, autoreset_mode=mode)
+
+
+def normalized_around(num_envs: int, **options: Any) -> Any:
+    return gymnasium.wrappers.vector.NormalizeReward(vectors(num_envs, **options))
+
+
+def normalized_twice(num_envs: int, **options: Any) -> Any:
+    return gymnasium.wrappers.vector.NormalizeReward(normalized_inside(num_envs, **options))
+
+
+NORMALIZED: list[Any] = [
+    normalized_inside,
+    normalized_in_some,
+    normalized_around,
+    normalized_twice,
+]
+
+
+@pytest.mark.parametrize("make", NORMALIZED)
+def test_returns_of_a_vector_env_are_those_below_a_normalization_of_rewards(make: Any):
+    policy = random_policy(game_of(make_envs(PlainEnv, 1)), "categorical")
+    expected = [by_hand(policy, PlainEnv(), seed) for seed in SEEDS]
+    for game in (make, make(3)):
+        for _ in range(2):  # a vector env that was passed is used again
+            got = evaluate(policy, make_envs(game, 3), seeds=SEEDS)
+            np.testing.assert_allclose(got.returns, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("make", NORMALIZED)
+def test_returns_of_training_episodes_are_those_below_a_normalization_of_rewards(
+    make: Any, mode: AutoresetMode
+):
+    game = game_of(make_envs(PlainEnv, 1))
+    policy = random_policy(game, "categorical")
+
+    def returns(make: Any) -> list[float]:
+        envs = make_envs(make(3, mode=mode), 3, may_autoreset=True)
+        actor = Actor(envs, game, root_seed=1, created_ms=0)
+        played = actor.collect(policy, 100, round_no=0).episodes
+        return [episode.return_ for episode in played]
+
+    expected = returns(vectors)
+    assert len(expected) > 5
+    np.testing.assert_allclose(returns(make), expected, rtol=1e-9)
+
+
+def test_a_normalization_of_rewards_in_other_processes_is_rejected():
+    def parallel(num_envs: int, make: Any = normalized) -> Any:
+        return AsyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+
+    with pytest.raises(ConfigError, match=r"NormalizeReward inside .*AsyncVectorEnv.*around"):
+        make_envs(parallel, 2)
+    policy = random_policy(game_of(make_envs(PlainEnv, 1)), "categorical")
+    around = gymnasium.wrappers.vector.NormalizeReward(parallel(2, PlainEnv))
+    got = evaluate(policy, make_envs(around, 2), seeds=SEEDS)
+    around.close()
+    expected = [by_hand(policy, PlainEnv(), seed) for seed in SEEDS]
+    np.testing.assert_allclose(got.returns, expected, rtol=1e-9)

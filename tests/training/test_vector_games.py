@@ -7,16 +7,20 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 import understudy
 from tests.platform.switches import QUICK, Switches
 from tests.training.arguments import with_options
+from understudy.act.evaluate import evaluate
+from understudy.act.vector import make_envs
 from understudy.act.vector_envs import CartPoleVector
 from understudy.core.errors import ConfigError
 from understudy.experience.chunk import RowKind
 from understudy.stores.view import StoreView
-from understudy.training.evaluation import evaluate_run
+from understudy.training.env_info import GameChoice, inspect_env
+from understudy.training.evaluation import AT_THE_END, evaluate_run, held_out_seeds
+from understudy.training.events import EpisodeEnded
 from understudy.training.train import Run
 
 ASYNCHRONOUS = QUICK | {"asynchronous": True}
@@ -183,12 +187,70 @@ def test_a_vector_env_does_not_film_itself(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_statistics_of_observations_around_a_vector_env_are_rejected(tmp_path: Path):
-    def normalized(num_envs: int) -> Any:
-        return gymnasium.wrappers.vector.NormalizeObservation(switches(num_envs))
+def normalized_obs() -> Any:
+    return gymnasium.wrappers.NormalizeObservation(Switches())
 
+
+def frozen_obs() -> Any:
+    env = gymnasium.wrappers.NormalizeObservation(Switches())
+    env.update_running_mean = False
+    return env
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda num_envs: gymnasium.wrappers.vector.NormalizeObservation(switches(num_envs)),
+        lambda num_envs: gymnasium.wrappers.vector.RecordEpisodeStatistics(
+            SyncVectorEnv([normalized_obs] * num_envs)
+        ),
+        lambda num_envs: AsyncVectorEnv([normalized_obs] * num_envs),
+    ],
+)
+def test_statistics_of_observations_in_or_around_a_vector_env_are_rejected(
+    make: Any, tmp_path: Path
+):
     with pytest.raises(ConfigError, match=r"NormalizeObservation around .* observation_norm"):
-        train(tmp_path / "R", normalized, steps=512)
+        train(tmp_path / "R", make, steps=512)
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_frozen_statistics_in_a_vector_env_are_a_part_of_the_game(kind: Any):
+    choice = GameChoice(game=lambda num_envs: kind([frozen_obs] * num_envs))
+    assert inspect_env(choice, is_training=True).spec.obs_columns["obs"].shape == (2,)
+
+
+def normalized_inside(num_envs: int) -> Any:
+    return SyncVectorEnv(
+        [lambda: gymnasium.wrappers.NormalizeReward(Switches())] * num_envs,
+        autoreset_mode=AutoresetMode.DISABLED,
+    )
+
+
+def normalized_around(num_envs: int) -> Any:
+    return gymnasium.wrappers.vector.NormalizeReward(switches(num_envs, AutoresetMode.DISABLED))
+
+
+@pytest.mark.parametrize("game", [normalized_inside, normalized_around, normalized_inside(4)])
+def test_returns_of_a_vector_env_are_sums_of_rewards_below_a_normalization(
+    game: Any, tmp_path: Path
+):
+    heard: list[Any] = []
+    settings = {"asynchronous": False, "envs": 4}
+    run = train(
+        tmp_path / "R",
+        game,
+        algorithm="ppo",
+        steps=512,
+        settings=settings,
+        on_event=heard.append,
+    )
+    seeds = held_out_seeds(100, series=AT_THE_END)
+    raw = evaluate(run.policy, make_envs(Switches, 10), seeds=seeds).returns
+    assert run.result["return_mean"] == raw.mean()
+    returns = [event.return_ for event in heard if isinstance(event, EpisodeEnded)]
+    assert returns
+    assert all(one.is_integer() and 0 <= one <= 10 for one in returns)
 
 
 def test_actors_in_processes_create_their_vector_envs_and_an_existing_one_is_not_divided(

@@ -9,7 +9,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
 from understudy.act.vector import Envs, obs_part, obs_splitter
-from understudy.act.vector_envs import MASK
+from understudy.act.vector_envs import MASK, raw_reward_reader
 from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
@@ -37,6 +37,7 @@ class LiveEnvs:
         """Column name to [envs, stack, ...], oldest first; None if the policy uses no stacks."""
         self.raw_reward: Array | None = None
         """Rewards of the last step below any wrappers, float64[envs]; None without wrappers."""
+        self._take_raw = raw_reward_reader(envs)
         self._mode = envs.metadata.get("autoreset_mode", AutoresetMode.DISABLED)
         self.resets_itself = self._mode is not AutoresetMode.DISABLED
         """The vector env resets its envs, from seeds of its own."""
@@ -115,6 +116,8 @@ class LiveEnvs:
         except Exception as error:
             raise self._failed("reset", error) from error
         self._restart_stacks(mask)
+        if self._take_raw is not None:
+            self._take_raw()  # steps that a wrapper plays in a reset are none of the policy
 
     def step(self, action: Array) -> tuple[Array, Flags, Flags]:
         """Step every env; return reward, terminated, truncated. `obs` has final observations."""
@@ -123,7 +126,7 @@ class LiveEnvs:
             self.obs = self._columns(obs)
             self._check_obs("step")
             self._read_masks(infos, self._all)
-            self.raw_reward = getattr(self.envs, "raw_reward", None)
+            self.raw_reward = None if self._take_raw is None else self._take_raw()
             if self._mode is AutoresetMode.SAME_STEP and (terminated | truncated).any():
                 self._show_finals(infos, (terminated | truncated).nonzero()[0])
         except UnderstudyError:
@@ -137,6 +140,8 @@ class LiveEnvs:
                 frames[:, -1] = column
         if self.skipped is not None:
             reward = self._skip_resets(reward, terminated | truncated)
+            if self.raw_reward is not None:
+                self.raw_reward[self.skipped] = 0.0
         return reward, terminated, truncated
 
     def _restart_stacks(self, mask: Flags) -> None:

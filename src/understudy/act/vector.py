@@ -21,6 +21,8 @@ from understudy.act.vector_envs import (
     PlainEnvs,
     RawReward,
     layers_of,
+    put_raw_reward,
+    put_raw_rewards,
 )
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.settings import load_object
@@ -53,11 +55,11 @@ def make_envs(
     """Return `num_envs` envs that are stepped together.
 
     `game` is an id, a function that creates an env, an env to copy, a vector env, which is returned
-    unchanged, or a function with a parameter `num_envs` that creates a vector env. Vector envs that
+    itself, or a function with a parameter `num_envs` that creates a vector env. Vector envs that
     reset themselves are rejected unless `may_autoreset`. Wrappers (`"module:Class"` or functions)
-    are applied in order, on top of the frame skip; the attribute `raw_reward` of the envs has the
-    rewards below them, and below a NormalizeReward that the game itself applies. With
-    `builtin=False`, single envs are used even if understudy has a vectorized version of the game.
+    are applied in order, on top of the frame skip; `raw_reward_reader` has the rewards below them,
+    and below a NormalizeReward that the game itself applies. With `builtin=False`, single envs are
+    used even if understudy has a vectorized version of the game.
     """
     if num_envs < 1 or frame_skip < 1:
         raise ConfigError(
@@ -70,6 +72,7 @@ def make_envs(
         try:
             is_changed = bool(wrappers or frame_skip > 1 or (env_kwargs and not is_created))
             _check_vector(envs, num_envs, is_changed=is_changed, may_autoreset=may_autoreset)
+            put_raw_rewards(envs)
         except ConfigError:
             if is_created and hasattr(envs, "close"):
                 envs.close()
@@ -90,14 +93,7 @@ def make_envs(
         env = make()
         if frame_skip > 1:
             env = FrameSkip(env, frame_skip)
-        normalizers = [
-            layer
-            for layer in layers_of(env)
-            if isinstance(layer, gymnasium.Wrapper) and "return_rms" in vars(layer)
-        ]
-        if normalizers:
-            normalizers[-1].env = RawReward(normalizers[-1].env)
-        elif layers:
+        if not put_raw_reward(env) and layers:
             env = RawReward(env)
         for layer in layers:
             env = layer(env)

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, concatenate, iterate
 from numpy.typing import NDArray
 
@@ -25,18 +25,13 @@ CARTPOLES = ("CartPole-v0", "CartPole-v1")
 """CartPole with a limit of 200 or of 500 steps."""
 
 
-class RawReward(gymnasium.Wrapper[Any, Any, Any, Any]):
+class RawReward(gymnasium.Wrapper[Any, Any, Any, Any], gymnasium.utils.RecordConstructorArgs):
     """Sums the rewards of the env inside it, so that wrappers around it do not change returns."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        gymnasium.utils.RecordConstructorArgs.__init__(self)
         super().__init__(env)
         self._sum = 0.0
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        self._sum = 0.0
-        return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = super().step(action)
@@ -44,10 +39,84 @@ class RawReward(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, reward, terminated, truncated, info
 
     def take(self) -> float:
-        """The sum since the last call or reset."""
+        """The sum since the last call."""
         total = self._sum
         self._sum = 0.0
         return total
+
+
+class RawRewards(VectorWrapper[Any, Any, Any, Any, Any]):
+    """Sums the rewards of the vector env inside it, as RawReward does those of an env."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(env)
+        self._sums = np.zeros(env.num_envs)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        obs, rewards, terminated, truncated, infos = super().step(actions)
+        self._sums += np.asarray(rewards)
+        return obs, rewards, terminated, truncated, infos
+
+    def take(self) -> NDArray[np.float64]:
+        """The sums since the last call, float64[envs]."""
+        totals = self._sums
+        self._sums = np.zeros(self.num_envs)
+        return totals
+
+
+def put_raw_reward(env: Any) -> bool:
+    """Put a RawReward, or RawRewards, below an env's innermost NormalizeReward, if it has one."""
+    normalizers: list[Any] = [
+        layer
+        for layer in layers_of(env)
+        if isinstance(layer, gymnasium.Wrapper | VectorWrapper) and "return_rms" in vars(layer)
+    ]
+    if normalizers:
+        inside = normalizers[-1].env
+        if not isinstance(inside, RawReward | RawRewards):
+            of_one = isinstance(inside, gymnasium.Env)
+            normalizers[-1].env = RawReward(inside) if of_one else RawRewards(inside)
+    return bool(normalizers)
+
+
+def put_raw_rewards(envs: VectorEnv[Any, Any, Any]) -> None:
+    """Put RawReward or RawRewards below any NormalizeReward in or around a vector env.
+
+    ConfigError if it is in another process.
+    """
+    *_, inner = layers_of(envs)
+    if isinstance(inner, AsyncVectorEnv) and any(inner.call("has_wrapper_attr", "return_rms")):
+        raise ConfigError(
+            f"a NormalizeReward inside the envs of the {type(inner).__name__} hides their own "
+            "rewards, of which returns are sums; put gymnasium.wrappers.vector.NormalizeReward "
+            "around the vector env instead, or use a SyncVectorEnv"
+        )
+    has_raw = [put_raw_reward(env) for env in single_envs(envs)]
+    if any(has_raw):
+        inner.envs = [
+            env if has or isinstance(env, RawReward) else RawReward(env)
+            for env, has in zip(inner.envs, has_raw, strict=True)
+        ]
+    else:
+        put_raw_reward(envs)
+
+
+def raw_reward_reader(
+    envs: VectorEnv[Any, Any, Any],
+) -> Callable[[], NDArray[np.float64]] | None:
+    """A function that returns the rewards since its last call, float64[envs], below any wrappers.
+
+    None if the envs return these rewards themselves.
+    """
+    per_env = [
+        layer.take
+        for env in single_envs(envs)
+        for layer in layers_of(env)
+        if isinstance(layer, RawReward)
+    ]
+    if per_env:
+        return lambda: np.array([take() for take in per_env])
+    return next((layer.take for layer in layers_of(envs) if isinstance(layer, RawRewards)), None)
 
 
 class PlainEnvs(SyncVectorEnv):
@@ -56,11 +125,6 @@ class PlainEnvs(SyncVectorEnv):
     def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]], num_envs: int) -> None:
         super().__init__([make] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
         self.spec = self.envs[0].spec
-        self._raw = [
-            layer for env in self.envs for layer in layers_of(env) if isinstance(layer, RawReward)
-        ]
-        self.raw_reward: NDArray[np.float64] | None = None
-        """The rewards of the last step below any wrappers; None if the envs have none."""
         self._env_obs: list[Any] = [None] * num_envs
         space = self.single_observation_space
         self._row = space.shape if isinstance(space, spaces.Box) else ()
@@ -94,8 +158,6 @@ class PlainEnvs(SyncVectorEnv):
             env_obs[i], rewards[i], terminated[i], truncated[i], info = env.step(action)
             if MASK in info:
                 infos = self._add_info(infos, {MASK: info[MASK]}, i)
-        if self._raw:
-            self.raw_reward = np.array([layer.take() for layer in self._raw])
         self._autoreset_envs = terminated | truncated
         return self._batched(), rewards, terminated, truncated, infos
 
@@ -118,6 +180,12 @@ def layers_of(env: Any) -> Iterator[Any]:
         yield env
         env = env.env
     yield env
+
+
+def single_envs(envs: VectorEnv[Any, Any, Any]) -> list[gymnasium.Env[Any, Any]]:
+    """The envs of a SyncVectorEnv, also inside wrappers; none of another vector env."""
+    *_, inner = layers_of(envs)
+    return list(inner.envs) if isinstance(inner, SyncVectorEnv) else []
 
 
 class CartPoleVector(VectorEnv[Any, Any, Any]):

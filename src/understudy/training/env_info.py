@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from understudy.act.vector import (
     Envs,
@@ -18,7 +18,7 @@ from understudy.act.vector import (
     single_game,
     wrappers_of,
 )
-from understudy.act.vector_envs import layers_of
+from understudy.act.vector_envs import layers_of, single_envs
 from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
 from understudy.core.wording import joined, pairs
 from understudy.experience.game import GameSpec
@@ -231,16 +231,14 @@ def _inspect(choice: GameChoice, *, is_training: bool) -> EnvInfo:
     num_envs = choice.num_envs if is_training else None
     envs = choice.make(num_envs or 1, is_training=is_training)
     try:
-        env = envs.envs[0].unwrapped if hasattr(envs, "envs") else envs
-        singles = layers_of(envs.envs[0]) if hasattr(envs, "envs") else ()
-        for layer in (*layers_of(envs), *singles):
-            # Statistics that are frozen are constants of the env.
-            if "obs_rms" in vars(layer) and getattr(layer, "update_running_mean", True):
-                raise ConfigError(
-                    f"{type(layer).__name__} around {choice.name} keeps running statistics in each "
-                    "env, where evaluations and bots do not have them; remove it and set "
-                    "observation_norm=true, which keeps them in the policy"
-                )
+        singles = single_envs(envs)[:1]
+        env = singles[0].unwrapped if singles else envs
+        if wrapper := _observation_statistics(envs):
+            raise ConfigError(
+                f"{wrapper} around {choice.name} keeps running statistics in each env, where "
+                "evaluations and bots do not have them; remove it and set observation_norm=true, "
+                "which keeps them in the policy"
+            )
         spec = game_of(envs)
         threshold = getattr(envs.spec, "reward_threshold", None)
         env_class = f"{type(env).__module__}:{type(env).__qualname__}"
@@ -257,3 +255,17 @@ def _inspect(choice: GameChoice, *, is_training: bool) -> EnvInfo:
     finally:
         if envs is not choice.game:
             envs.close()
+
+
+def _observation_statistics(envs: Envs) -> str:
+    """The class of a wrapper in or around the envs that still changes statistics, or ""."""
+    *_, inner = layers = list(layers_of(envs))
+    for env in single_envs(envs)[:1]:
+        layers += layers_of(env)
+    for layer in layers:
+        # Statistics that are frozen are constants of the env.
+        if "obs_rms" in vars(layer) and getattr(layer, "update_running_mean", True):
+            return type(layer).__name__
+    if isinstance(inner, AsyncVectorEnv) and all(inner.call("has_wrapper_attr", "obs_rms")):
+        return "NormalizeObservation" if any(inner.get_attr("update_running_mean")) else ""
+    return ""
