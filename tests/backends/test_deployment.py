@@ -80,6 +80,15 @@ def test_a_lost_or_replaced_signing_key_is_noticed_before_any_entry_was_signed(t
     assert open_deployment(data).signer.key_id == key_id
 
 
+def test_a_damaged_name_in_the_fingerprints_is_noticed(tmp_path: Path):
+    data = DataFolder(tmp_path)
+    open_deployment(data)
+    path = tmp_path / "models" / "deployment.json"
+    path.write_bytes(path.read_bytes().replace(b'"pseudonyms"', b'"psetdonyms"'))
+    with pytest.raises(ConfigError, match=r"deployment.json beside the models is damaged"):
+        open_deployment(data)
+
+
 def test_a_lost_or_replaced_pseudonym_key_is_noticed_where_only_models_are_local(tmp_path: Path):
     data = DataFolder(tmp_path)
     open_deployment(data)

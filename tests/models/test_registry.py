@@ -327,6 +327,15 @@ def test_a_champion_that_was_rolled_back_stays_so_if_the_release_of_the_other_is
     assert "entry 3" in registry(tmp_path).damage("pong")["journal"]
 
 
+def test_other_files_beside_the_specs_stop_nothing(tmp_path: Path):
+    ours = registry(tmp_path)
+    ours.register(GAME)
+    for name in ("old.json", "notes.txt", "a" * 63 + ".json"):
+        (tmp_path / "games" / GAME.game / name).write_bytes(b"stray")
+    assert list(ours.specs(GAME.game)) == [GAME]
+    assert ours.damage(GAME.game) == {}
+
+
 def test_every_model_is_checked_on_request_and_forged_entries_are_reported(tmp_path: Path):
     ours = registry(tmp_path)
     epoch = ours.takeover("pong", owner="test")

@@ -11,7 +11,7 @@ import pytest
 from tests.models.processes import FORKED
 from tests.models.small_s3 import SmallS3, small_s3
 from tests.models.test_registry import LINEAGE, SIGNER, TRUSTED, policy
-from understudy.core.errors import Corrupt, Fenced, Refused
+from understudy.core.errors import Corrupt, Fenced, Refused, StorageFailed
 from understudy.core.signed import Signer
 from understudy.models.keys import Keys
 from understudy.models.objects import FolderObjects
@@ -372,6 +372,86 @@ def test_entries_that_another_machine_wrote_after_a_cut_are_not_taken_for_the_ol
     for keys in (running, new):
         keys.follow()
         assert reason(keys, admin) == "revoked_key"
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_does_not_hide_that_the_newest_entry_read_was_replaced(
+    made: Deployment, damage: str, tmp_path: Path
+):
+    keys = made.machine("a").keys()
+    admin, key = keys.create(["admin"])
+    keys.revoke(key.id)
+    keys.follow()
+    shutil.copytree(made.models, tmp_path / "whole")
+    made.entry("keys", 2).unlink()
+    for _ in range(2):
+        made.machine("new").keys().create(["play"])
+    DAMAGE[damage](made.entry("keys", 2))
+    opened = made.machine("a").keys()
+    for _ in range(3):
+        with pytest.raises(Corrupt, match="has an entry 2 that differs from the one this machine"):
+            opened.follow()
+        assert reason(opened, admin) == "keys_damaged"
+        made.clock.advance(31.0)
+    assert made.machine("a").remembers("keys") == 2
+    shutil.rmtree(made.models)
+    shutil.copytree(tmp_path / "whole", made.models)
+    made.clock.advance(31.0)
+    opened.follow()
+    assert reason(opened, admin) == "revoked_key"
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_to_the_newest_entry_read_costs_only_that_entry(made: Deployment, damage: str):
+    remembering = made.machine("a").keys()
+    text, _ = remembering.create(["play"])
+    lost, _ = remembering.create(["read"])
+    remembering.follow()
+    later, _ = made.machine("b").keys().create(["work"])
+    DAMAGE[damage](made.entry("keys", 2))
+    opened = made.machine("a").keys()
+    opened.follow()
+    assert opened.check(text).scopes == ("play",)
+    assert opened.check(later).scopes == ("work",)
+    assert reason(opened, lost) == "wrong_key"
+    assert opened.damage().startswith("1 invalid entry, ignored")
+    assert made.machine("a").remembers("keys") == 3
+
+
+@pytest.mark.parametrize("damage", ["flipped", "empty"])
+def test_a_game_continues_behind_a_damaged_entry_that_its_writer_could_not_read_either(
+    made: Deployment, damage: str
+):
+    ours = made.machine("a").registry()
+    ours.takeover("pong", owner="first")
+    ours.takeover("pong", owner="second")
+    DAMAGE[damage](made.entry("registry/pong", 2))
+    made.machine("b").registry().takeover("pong", owner="third")
+    assert made.machine("a").registry().catalogue("pong").owner == "third"
+
+
+def test_other_files_in_a_journal_stop_nothing(made: Deployment):
+    keys = made.machine("a").keys()
+    text, _ = keys.create(["play"])
+    folder = made.models / "keys"
+    for name in ("7", "8.json", "0000000009.json.bak", "old.log"):
+        (folder / name).write_bytes(b"stray")
+    (folder / "dangling").symlink_to(folder / "nowhere")
+    (folder / "0000000005.json").symlink_to(folder / "0000000005.json")
+    opened = made.machine("new").keys()
+    opened.follow()
+    assert opened.check(text).scopes == ("play",)
+    assert opened.damage() == ""
+
+
+def test_a_folder_in_the_place_of_an_entry_is_named(made: Deployment):
+    keys = made.machine("a").keys()
+    keys.create(["play"])
+    made.entry("keys", 2).mkdir()
+    with pytest.raises(StorageFailed, match=r"0000000002\.json is a folder.*; move it away"):
+        keys.create(["play"])
+    made.entry("keys", 2).rmdir()
+    keys.create(["play"])
 
 
 def test_an_old_copy_of_the_models_folder_is_noticed_and_an_old_repair_does_not_admit_it(

@@ -128,6 +128,8 @@ def _signer(data: DataFolder, objects: Objects, *, is_remote: bool) -> Signer:
     shared = objects.get(_FINGERPRINTS)
     try:
         expected = dict(json.loads(b"{}" if shared is None else shared))
+        if not expected.keys() <= files.keys():
+            raise ValueError
     except (ValueError, TypeError):
         raise ConfigError(
             f"{_FINGERPRINTS} beside the models is damaged; delete it, then {_RECREATE}"

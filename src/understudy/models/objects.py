@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from understudy.core.errors import ConfigError, Refused
+from understudy.core.errors import ConfigError, Refused, StorageFailed
 from understudy.core.log import make_folder, storage_error, sync_folder
 from understudy.ports import Objects
 
@@ -66,6 +66,8 @@ class FolderObjects:
 
     def create(self, name: str, raw: bytes) -> bool:
         path = self._folder / check_object_name(name)
+        if path.is_dir():
+            raise StorageFailed(f"{path} is a folder, where a file belongs; move it away")
         if path.exists():
             return False
         temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
@@ -94,8 +96,11 @@ class FolderObjects:
         for folder, _, files in os.walk(root):
             parent = Path(folder).relative_to(self._folder).as_posix()
             for file in files:
-                with contextlib.suppress(Refused):  # files of other programs
-                    names.append(check_object_name(f"{parent}/{file}"))
+                # Files of other programs, and links that lead nowhere, are no objects.
+                with contextlib.suppress(Refused):
+                    name = check_object_name(f"{parent}/{file}")
+                    if os.path.isfile(os.path.join(folder, file)):
+                        names.append(name)
         return sorted(names)
 
     def delete(self, name: str) -> None:

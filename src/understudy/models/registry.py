@@ -15,6 +15,7 @@ the new entries and finds that its epoch has ended.
 """
 
 import hashlib
+import re
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,6 +50,7 @@ from understudy.models.shared import Entry, Shared
 from understudy.nn.policy import Policy
 from understudy.ports import Objects
 
+_SPEC = re.compile(r"[0-9a-f]{64}\.json")
 SCHEMA_CHARS = 12
 """First characters of a schema that are shown, which tell a game's schemas apart."""
 
@@ -169,7 +171,7 @@ class Registry:
         an earlier schema's model, or the name of a model without an alias.
         """
         problems = dict[str, str]()
-        names = self._objects.list(f"games/{game_name(game)}")
+        names = self._spec_names(game)
         expected = [f"games/{game}/{schema}.json" for schema in sorted(schemas)]
         if missing := [name for name in expected if name not in names]:
             problems["spec"] = (
@@ -180,8 +182,7 @@ class Registry:
         damaged = [
             name
             for name in names
-            if name.endswith(".json")
-            and (raw := self._objects.get(name)) is not None
+            if (raw := self._objects.get(name)) is not None
             and hashlib.sha256(raw).hexdigest() != name.rpartition("/")[2].removesuffix(".json")
         ]
         if damaged:
@@ -502,14 +503,19 @@ class Registry:
     def specs(self, game: str, *, skips_damaged: bool = False) -> Sequence[GameSpec]:
         """Every spec of a game; SpecError for one that cannot be read, unless it is skipped."""
         specs = []
-        for name in self._objects.list(f"games/{game_name(game)}"):
+        for name in self._spec_names(game):
             try:
-                if name.endswith(".json") and (spec := self._spec(name)) is not None:
+                if (spec := self._spec(name)) is not None:
                     specs.append(spec)
             except SpecError:
                 if not skips_damaged:
                     raise
         return specs
+
+    def _spec_names(self, game: str) -> list[str]:
+        """The objects that are named like a spec; a game's folder may have others."""
+        names = self._objects.list(f"games/{game_name(game)}")
+        return [name for name in names if _SPEC.fullmatch(name.rpartition("/")[2])]
 
     def _spec(self, name: str) -> GameSpec | None:
         raw = self._objects.get(name)

@@ -40,6 +40,7 @@ _LIST_EVERY_S = 30.0
 _MAX_MISSING = 1000
 """More consecutive missing entries than this are not skipped, so that one misplaced file cannot
 cause a long search."""
+_ENTRY = re.compile(r"([0-9]{10})\.json")
 _REMEMBERED = re.compile(r"(\d{16})-(\d{10})-([0-9a-f]{64})")
 
 Entry = dict[str, Any]
@@ -78,8 +79,8 @@ class Journal:
         """The highest number that exists, found in a listing; Corrupt if very many are missing."""
         last = after
         for name in self._objects.list(self.name):
-            stem = name.removeprefix(f"{self.name}/").removesuffix(".json")
-            number = int(stem) if stem.isascii() and stem.isdigit() else 0
+            match = _ENTRY.fullmatch(name.removeprefix(f"{self.name}/"))
+            number = int(match[1]) if match else 0
             if number - last > _MAX_MISSING:
                 raise Corrupt(
                     f"{name} exists, but the {number - last - 1} entries before it are missing; "
@@ -181,9 +182,12 @@ class Shared(Generic[S]):
         if not self._is_opened:
             self._seen = self._remembered()
             self._is_opened = True
-        if self._mark.number and not self._is_in_place():
+        lists = lists or began_s - self._listed_s >= _LIST_EVERY_S
+        # A replaced journal is read again, because its entries may have been restored.
+        if self._mark.number and ((lists and self._is_replaced) or not self._is_in_place()):
             self._reset()
-        if lists or began_s - self._listed_s >= _LIST_EVERY_S:
+            lists = True
+        if lists:
             self._last_listed = self._journal.last_number(self._mark.number)
             self._listed_s = began_s
         state = self._state
@@ -200,6 +204,11 @@ class Shared(Generic[S]):
                 continue
             if not unread and before not in ("", self._mark.sha256):
                 unread = [f"entry {number - 1}: it is not the one that entry {number} follows"]
+            if line == self._seen.line and self._mark.number < self._seen.number < number:
+                # The newest entry that was read before is unreadable now. The next one has its
+                # hash, or none, if its writer could not read that entry either.
+                follows = number == self._seen.number + 1 and before == self._seen.sha256
+                self._is_replaced = self._is_replaced or not (follows or before == "")
             if line > self._mark.line:
                 # An operator accepted the journal as it was.
                 self._skipped = 0
