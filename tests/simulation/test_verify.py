@@ -1,5 +1,6 @@
 """verify on folders of a real client; digests are equal only for equal steps."""
 
+import contextlib
 import shutil
 import time
 import uuid
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from understudy.backends.data import DataFolder, data_folder, stats
+from understudy.cli.root import run as run_command
 from understudy.client.connect import ClientConfig, connect, local_link
 from understudy.client.local import LocalLink
 from understudy.client.receipts import AckedFrame, read_receipts
@@ -18,8 +20,9 @@ from understudy.client.sender import send_unsent_frames
 from understudy.client.spool import count_spooled
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, Corrupt
-from understudy.core.names import new_session
+from understudy.core.names import new_session, player_name
 from understudy.experience.chunk import Chunk
+from understudy.experience.frame import CloseReport, close_frame
 from understudy.experience.game import GameSpec, game_spec
 from understudy.platform.erase import forget_player, replay_quarantine
 from understudy.platform.ingest import IngestRole
@@ -115,6 +118,26 @@ def test_verify_works_beside_a_live_writer(data: DataFolder) -> None:
             thread.join()
     assert verification.live_writer
     assert (verification.exit_code, verification.steps) == (0, 900)
+
+
+def test_chunks_that_only_a_close_frame_names_are_gaps_for_which_no_backup_is_advised(
+    data: DataFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(data, player="ada", steps=100)
+    session = new_session(SystemClock().now())
+    frame = close_frame(session, 5, CloseReport(n_chunks=5, n_steps=50))
+    with contextlib.closing(local_link(data.root, SPEC, SystemClock())) as link:
+        assert link.send([frame], {session: player_name("eve")})[0].accepted
+    found = verify(data)
+    assert (found.lost_steps, found.gap_chunks, found.has_only_gaps) == (0, 5, True)
+    assert run_command(["data", "verify", "--data", str(data.root)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "5 chunks never arrived, of sessions with missing chunks" in shown
+    assert "(understudy restore" not in shown
+    line = next(data.ledger.glob("*.jsonl"))
+    text = line.read_text()
+    line.write_text(text + text.splitlines()[0].replace('"chunk_no": 0', '"chunk_no": 77') + "\n")
+    assert not verify(data).has_only_gaps
 
 
 def test_erasing_a_player_keeps_the_others_and_passes_verification(data: DataFolder) -> None:

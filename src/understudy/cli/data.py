@@ -326,6 +326,8 @@ def _print_verification(
 def _print_verdict(out: Console, verification: Verification, *, is_remote: bool) -> None:
     is_missing = verification.lost_steps or verification.receipt_fates["missing"]
     is_sound = not (verification.duplicate_steps or verification.corrupt)
+    has_quarantined = verification.quarantined_chunks or verification.parked_chunks
+    after = "; next: understudy data quarantine list" if has_quarantined else ""
     if verification.exit_code == 2:
         out.print(
             "no damage, gap or duplicate was found, but there are no acknowledgements to compare "
@@ -339,6 +341,14 @@ def _print_verdict(out: Console, verification: Verification, *, is_remote: bool)
             "[red]FAILED[/red], unless these steps are still in the stream: store them with "
             "'understudy ingest --until-empty', then verify again"
         )
+    elif verification.has_only_gaps:
+        out.print(
+            f"[red]FAILED[/red]: {count_of(verification.gap_chunks, 'chunk')} never arrived, of "
+            "sessions with missing chunks in 'understudy data sessions'. No ledger or receipt that "
+            "was compared names them: their games lost unsent frames, or only claimed to have sent "
+            "them. Restore a backup only if receipts of these games name them",
+            soft_wrap=True,
+        )
     elif verification.exit_code == 1:
         out.print(
             "[red]FAILED[/red]: nothing is repaired automatically; restore a backup "
@@ -348,12 +358,12 @@ def _print_verdict(out: Console, verification: Verification, *, is_remote: bool)
         out.print(
             "[yellow]every acknowledged step is accounted for, but not all are stored: "
             f"{count_of(verification.set_aside_steps, 'step')} quarantined, parked, forgotten or "
-            "expired[/]; next: understudy data quarantine list"
+            f"expired[/]{after}"
         )
     elif len(verification.receipts) != verification.receipt_fates["stored"]:
         out.print(
-            "[yellow]every receipt is accounted for, but not all of their frames are stored[/]; "
-            "next: understudy data quarantine list"
+            "[yellow]every receipt is accounted for, but not all of their frames are stored[/]"
+            f"{after}"
         )
     else:
         out.print("[green]every acknowledged step is stored exactly once[/green]")

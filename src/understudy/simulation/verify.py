@@ -118,15 +118,23 @@ class Verification:
         return {fate: counts[fate] for fate in get_args(FrameFate)}
 
     @property
-    def exit_code(self) -> int:
-        if (
+    def has_only_gaps(self) -> bool:
+        """Whether chunks are missing that were not acknowledged as far as is known, and no more."""
+        return bool(self.gap_chunks) and not (self.live_writer or self._is_broken)
+
+    @property
+    def _is_broken(self) -> bool:
+        return bool(
             self.lost_chunks
             or self.duplicate_steps
             or self.corrupt
             or self.receipt_fates["missing"]
             or self.receipt_fates["evicted"]
-            or (self.gap_chunks and not self.live_writer)
-        ):
+        )
+
+    @property
+    def exit_code(self) -> int:
+        if self._is_broken or self.has_only_gaps:
             return 1
         return 0 if self.ledger_chunks or self.receipts else 2
 

@@ -165,7 +165,7 @@ class FileStream:
             if name.startswith(".") or name in without:
                 continue
             folder = os.path.join(self._folder, name)
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
+            with contextlib.suppress(OSError, ValueError):  # not a folder, or an empty one
                 newest = max(filter(_FILE_NAME.fullmatch, os.listdir(folder)))
                 state.append((name, newest, os.stat(os.path.join(folder, newest)).st_size))
         return tuple(state)
@@ -174,7 +174,8 @@ class FileStream:
         """The folders in which something changes when `state` does."""
         names = os.listdir(self._folder) if self._folder.is_dir() else []
         live = [name for name in names if not name.startswith(".") and name not in without]
-        return [str(self._folder), *(os.path.join(self._folder, name) for name in live)]
+        folders = (os.path.join(self._folder, name) for name in live)
+        return [str(self._folder), *filter(os.path.isdir, folders)]
 
     def damage(self) -> list[str]:
         """One line per damaged entry; reads every file."""
