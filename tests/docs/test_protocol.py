@@ -50,9 +50,14 @@ NOT_ON_THE_WIRE = {
     "gone",
     "early_reward",
     "no_last_obs",
+    "bad_order",
+    "bad_frames",
+    "truncated",
+    "trailing_bytes",
 }
-"""Codes of models, which only their readers raise; `gone` is never sent. The last two are of calls
-in a game, before there is anything to send."""
+"""Codes of models, which only their readers raise; `gone` is never sent. The next four are of
+calls in a game, before there is anything to send, and the last two of streams: in a frame batch,
+the header decides where a frame ends."""
 SESSION = uuid.UUID("019a86a0-1000-7000-8000-0123456789ab")
 
 
