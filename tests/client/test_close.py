@@ -64,6 +64,23 @@ def test_a_flush_with_a_timeout_of_0_only_spools(tmp_path):
     game.close()
 
 
+def test_without_a_thread_close_ends_at_its_timeout(tmp_path):
+    class Slow(MemoryLink):
+        def send(self, frames, players, *, skipped_steps=0):
+            clock.advance(2.0)
+            return super().send(frames, players, skipped_steps=skipped_steps)
+
+    link = Slow()
+    clock = FakeClock()
+    game = client(link, tmp_path, clock=clock)
+    for n in range(300):
+        play(game.episode(player=f"p{n}"), 2)
+    with pytest.warns(RecordingWarning, match="saved on this machine"):
+        assert not game.close(timeout_s=3.0)
+    assert link.n_sends == 2
+    assert game.stats().spooled_steps == 300
+
+
 @pytest.mark.parametrize("is_down", [True, False])
 def test_a_second_close_returns_what_the_first_returned(tmp_path, is_down):
     link = MemoryLink()

@@ -381,30 +381,72 @@ def test_sessions_that_the_platform_finds_too_old_are_counted_and_named_by_a_war
         assert game.stats().refused_steps == 10
 
 
-def test_old_sessions_that_the_platform_puts_off_do_not_stop_new_steps(tmp_path):
-    class Undecided(MemoryLink):
-        """Answers as a platform that cannot know yet whether its own clock is wrong."""
+class Undecided(MemoryLink):
+    """Puts off what anna played, as a platform that cannot know whether its own clock is wrong."""
 
-        def send(self, frames, players, *, skipped_steps=0):
-            super().send(frames, players, skipped_steps=skipped_steps)
-            later = Ack(False, retry_after_s=30.0, error="clocks_differ")
-            return [later if players[frame.session] == "anna" else Ack(True) for frame in frames]
+    def send(self, frames, players, *, skipped_steps=0):
+        super().send(frames, players, skipped_steps=skipped_steps)
+        later = Ack(False, retry_after_s=30.0, error="clocks_differ")
+        return [later if players[frame.session] == "anna" else Ack(True) for frame in frames]
 
+
+@pytest.mark.parametrize("has_losses", [False, True])
+def test_old_sessions_that_the_platform_puts_off_do_not_stop_new_steps(
+    tmp_path, monkeypatch, has_losses
+):
     spool = Spool(tmp_path / "spool" / spool_tag("memory", "my-game"))
     old = spool.create(new_session(FakeClock().now()), player=ANNA, spec=SPEC)
     fill(old, 100)
-    spool.close()
+    with monkeypatch.context() as patch:
+        patch.setattr("understudy.core.log._pwrite", no_room)
+        fill(old, int(has_losses))
+        spool.close()
     clock = FakeClock()
-    game = client(Undecided(), tmp_path, clock=clock)
-    game.pump()
-    ep = game.episode(player="ben")
-    for _ in range(10):
-        ep.acted(np.zeros(2, np.float32), 1)
-    clock.advance(2)
-    assert game.pump() > 0, "what was put off is not sent again at once"
-    assert game.stats().acked_steps == 9
-    game.close()
+    with client(Undecided(), tmp_path, clock=clock) as game:
+        game.pump()
+        for n in range(1, 4):
+            ep = game.episode(player="ben")
+            for _ in range(10):
+                ep.acted(np.zeros(2, np.float32), 1)
+            ep.end()
+            clock.advance(2)
+            assert game.pump() > 0, "what was put off is not sent again at once"
+            assert game.stats().acked_steps == n * 10
+            assert game.flush()
+        assert game.close()
     assert logs(old.folder.path) != []
+
+
+def left_in_turn(tmp_path, clock, **n_sessions):
+    """Leave a folder for each player, in this order, with so many sessions of one frame."""
+    for at, (name, n) in enumerate(n_sessions.items()):
+        spool = Spool(tmp_path / "spool" / spool_tag("memory", "my-game"))
+        for _ in range(n):
+            session = new_session(clock.now() + at)
+            fill(spool.create(session, player=player_name(name), spec=SPEC), 1)
+        spool.close()
+
+
+def test_closing_sends_frames_of_an_earlier_start_while_the_platform_accepts_them(tmp_path):
+    clock = FakeClock()
+    left_in_turn(tmp_path, clock, ben=128, anna=100)
+    link = Undecided()
+    with client(link, tmp_path, clock=clock) as game:
+        game.pump()
+        assert game.close()
+    assert link.n_sends == 5
+    assert count_spooled(tmp_path / "spool") == 100
+
+
+def test_frames_that_the_platform_puts_off_hold_up_no_other_session(tmp_path):
+    clock = FakeClock()
+    left_in_turn(tmp_path, clock, anna=100, ben=10)
+    with client(Undecided(), tmp_path, clock=clock) as game:
+        for _ in range(5):
+            game.pump()
+            clock.advance(31)
+        assert game.stats().acked_steps == 100
+    assert count_spooled(tmp_path / "spool") == 100
 
 
 def test_dropped_frames_whose_report_was_spooled_are_not_sent(tmp_path):

@@ -244,7 +244,8 @@ class Game:
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until all recorded steps are acknowledged, rejected or dropped; False on timeout.
 
-        Steps are dropped only if they fit neither into the spool nor into memory.
+        Steps are dropped only if they fit neither into the spool nor into memory. Steps of an
+        earlier start are sent in the background, and not waited for.
         """
         if self._closed:
             return self._all_sent
@@ -272,11 +273,12 @@ class Game:
         )
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Cut open episodes and send until the timeout; return whether nothing is left to send.
+        """Cut open episodes and send until the timeout; return whether all recorded steps are sent.
 
-        All steps are spooled first, even if that takes longer; what is not sent stays there. In a
-        signal handler that interrupted a call on an episode, the last steps of its session are
-        spooled only when that call continues: `close` returns False after the timeout.
+        All steps are spooled first, even if that takes longer; what is not sent stays there. Steps
+        of an earlier start are waited for only while the platform accepts them. In a signal handler
+        that interrupted a call on an episode, the last steps of its session are spooled only when
+        that call continues: `close` returns False after the timeout.
         """
         timeout_s = self._config.close_timeout_s if timeout_s is None else timeout_s
         if self._closing.acquire(blocking=False):
@@ -308,11 +310,7 @@ class Game:
         self._bots.stop()
         sessions = self._sessions.close(self._closed or "")
         try:
-            is_clear = self._sender.finish(sessions, timeout_s if threads else 0.0)
-            pause_s = 0.0
-            while not threads and pause_s <= 0 and not self._sender.is_clear:
-                pause_s = self._sender.step()
-            self._all_sent = is_clear or self._sender.is_clear
+            self._all_sent = self._sender.finish(sessions, timeout_s, pumps=not threads)
         finally:
             self._stop.set()
             self._sender.wake_all()

@@ -325,7 +325,7 @@ class Sender:
         due_s = [self._config.adopt_every_s]
         if self._waiting or self._fresh:
             first = next(iter(self._waiting), None)
-            is_adopted = not self._fresh and first is not None and first.is_adopted
+            is_adopted = not self._fresh and first is not None and first.spool.is_adopted
             put_off_s = self._adopted_backoff.remaining_s if is_adopted else 0.0
             due_s.append(max(put_off_s, self._backoff.remaining_s))
         if self._recording_rate.unreported_steps:
@@ -510,7 +510,7 @@ class Sender:
         batch: list[tuple[SpooledFrame, Frame]] = []
         left_bytes = min(_MAX_BATCH_BYTES, self._spool.cap_bytes // 4)
         for entry in self._waiting:
-            if entry.is_adopted and self._adopted_backoff.remaining_s > 0:
+            if entry.spool.is_adopted and self._adopted_backoff.remaining_s > 0:
                 break  # those of this process come first
             left_bytes -= entry.size_bytes
             if batch and (left_bytes < 0 or len(batch) == MAX_FRAMES_PER_SEND):
@@ -570,7 +570,7 @@ class Sender:
         self.counts.sent_frames += len(batch)
         again = len(batch) - len(acks)
         has_failed = bool(error)
-        n_put_off = 0
+        put_off: list[SessionSpool] = []
         put_off_s = 0.0
         retry_after_s = 0.0
         if self._receipts is not None:
@@ -585,9 +585,9 @@ class Sender:
                 self._waiting.finish(entry, arrived=True)
             elif ack.refused is not None:
                 self._refuse(entry, ack.refused)
-            elif entry.is_adopted and not has_failed:
-                # Put off, such as for its age: the frames of this process need not wait for it.
-                n_put_off += 1
+            elif entry.spool.is_adopted and not has_failed:
+                # Put off, such as for its age: the frames of other sessions need not wait for it.
+                put_off.append(entry.spool)
                 put_off_s = max(put_off_s, ack.retry_after_s)
                 error = ack.error or error
             else:
@@ -600,9 +600,10 @@ class Sender:
         self.counts.spooled_steps += self._spool.tidy()
         if self._spool.can_adopt_more:
             self.wake.set()
-        if n_put_off:
-            self._adopted_backoff.failed(wholly=n_put_off == len(batch), retry_after_s=put_off_s)
-        if again or n_put_off or error:
+        if put_off:
+            self._waiting.put_off(set(put_off))
+            self._adopted_backoff.failed(wholly=len(put_off) == len(batch), retry_after_s=put_off_s)
+        if again or put_off or error:
             self.counts.failed_sends += 1
             self.counts.last_error = error or self.counts.last_error
         if again or has_failed:
@@ -627,7 +628,8 @@ class Sender:
     def flush(self, timeout_s: float, *, pumps: bool = False) -> bool:
         """Wait until all recorded steps are acknowledged, rejected or dropped; False on timeout.
 
-        With `pumps`, `step` is called here, because no thread runs.
+        Does not wait for adopted sessions. With `pumps`, `step` is called here, because no thread
+        runs.
         """
         with self._work:
             self._hurry = True
@@ -635,12 +637,16 @@ class Sender:
                 is_complete = self._collect()
             finally:
                 self._hurry = False
-            waiting = list(self._waiting)
+            waiting = [entry for entry in self._waiting if not entry.spool.is_adopted]
         wait_for = self._pump_until if pumps else self._wait_for
         return wait_for(lambda: all(entry.is_done for entry in waiting), timeout_s) and is_complete
 
-    def finish(self, sessions: Iterable[Session], timeout_s: float) -> bool:
-        """End, spool, send and close these sessions until the timeout; the rest stays spooled."""
+    def finish(self, sessions: Iterable[Session], timeout_s: float, *, pumps: bool = False) -> bool:
+        """End, spool, send and close these sessions until the timeout; the rest stays spooled.
+
+        Waits for adopted sessions only while the platform accepts their frames. Returns whether all
+        others are closed. `pumps` as in `flush`.
+        """
         busy = []
         with self._work:
             for session in sessions:
@@ -655,8 +661,17 @@ class Sender:
         with self._work:
             self._end_sessions()
             self._write()
-            waiting = list(self._ending)
-        return self._wait_for(lambda: self._ending.keys().isdisjoint(waiting), timeout_s)
+            waiting = set(self._ending)
+            own = {session for session in waiting if not self._ending[session].is_adopted}
+
+        def is_done() -> bool:
+            left = waiting & self._ending.keys()
+            is_put_off = self._backoff.remaining_s > 0 or self._adopted_backoff.remaining_s > 0
+            return not left or (is_put_off and left.isdisjoint(own))
+
+        wait_for = self._pump_until if pumps else self._wait_for
+        wait_for(is_done, timeout_s)
+        return own.isdisjoint(self._ending)
 
     @property
     def is_clear(self) -> bool:

@@ -274,7 +274,8 @@ class UnackedFrames:
         self._used_bytes = 0
         self._entries: deque[SpooledFrame] = deque()
         self._adopted: deque[SpooledFrame] = deque()
-        """After the entries: the platform may put them off for long, such as for their age."""
+        """Those of adopted sessions, sent after the others: the platform may put them off for long,
+        such as for their age."""
 
     def __bool__(self) -> bool:
         return bool(self._entries or self._adopted)
@@ -292,7 +293,9 @@ class UnackedFrames:
             entry.frame = None
         if entry.frame is not None:
             self._used_bytes += entry.size_bytes
-        if entry.kind is FrameKind.DROP:
+        if entry.spool.is_adopted:
+            self._adopted.appendleft(entry)  # a report or a close: the data is already there
+        elif entry.kind is FrameKind.DROP:
             # Before the data: without it, numbers after a long gap would be too far ahead to be
             # accepted.
             self._entries.appendleft(entry)
@@ -301,9 +304,11 @@ class UnackedFrames:
 
     def adopt(self, entries: Iterable[SpooledFrame]) -> None:
         """Append entries that another process spooled; their frames are only on disk."""
-        for entry in entries:
-            entry.is_adopted = True
-            self._adopted.append(entry)
+        self._adopted.extend(entries)
+
+    def put_off(self, spools: Collection[SessionSpool]) -> None:
+        """Move the entries of these adopted sessions behind those of all others."""
+        self._adopted = deque(sorted(self._adopted, key=lambda entry: entry.spool in spools))
 
     def finish(self, entry: SpooledFrame, *, arrived: bool) -> None:
         """Mark an entry as acknowledged, rejected or dropped."""

@@ -92,7 +92,6 @@ class SpooledFrame:
         "chunk_no",
         "file",
         "frame",
-        "is_adopted",
         "is_done",
         "kind",
         "n_steps",
@@ -122,8 +121,6 @@ class SpooledFrame:
         """Where it starts in its group."""
         self.tried = False
         """Sent at least once, so it may have arrived."""
-        self.is_adopted = False
-        """Spooled by another process."""
         self.is_done = False
 
     @property
@@ -145,6 +142,7 @@ class SessionSpool:
         "_order",
         "folder",
         "has_ended",
+        "is_adopted",
         "is_closing",
         "is_muted",
         "lost_numbers",
@@ -173,6 +171,8 @@ class SessionSpool:
         """The total steps of all assigned numbers."""
         self.has_ended = False
         """The session gets no more data; once all its frames are done, a close frame follows."""
+        self.is_adopted = False
+        """Another process recorded the session."""
         self.is_closing = False
         """The close frame was added."""
         self.is_muted = False
@@ -274,6 +274,7 @@ class SessionSpool:
         Without a slot, because it is damaged, everything before the first entry counts as done, and
         everything before a close frame.
         """
+        self.is_adopted = True
         first = min(entries.values(), key=lambda entry: entry.chunk_no, default=None)
         if slot is not None:
             done_below = slot.done_below
