@@ -9,7 +9,7 @@ import pytest
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.spaces import Box, Discrete
 from understudy.learn.algorithms.bc import Bc, BcConfig
-from understudy.learn.warm_start import keeps_play, warm_start
+from understudy.learn.warm_start import fitting_weights, keeps_play, warm_start
 from understudy.nn.policy import Policy
 
 ROWS = 32
@@ -145,3 +145,16 @@ def test_a_grid_shown_from_a_cell_is_kept_only_with_the_same_other_columns():
     masked = game_spec("cart", obs=COLUMNS, actions=3, has_action_mask=True)
     same = started(old, masked, centre=centre)
     assert all((same.weights[name] == old.weights[name]).all() for name in old.weights)
+
+
+@pytest.mark.parametrize("lost", ["mean", "var"])
+def test_the_count_of_statistics_fits_only_together_with_them(lost: str):
+    old = trained(OLD)
+    norm = "inputs.obs.pole.0."
+    assert {norm + "mean", norm + "var", norm + "count"} <= {
+        *fitting_weights(old.weights, old.network)
+    }
+    start = {**old.weights, norm + lost: np.zeros(7, np.float32)}
+    fit = fitting_weights(start, old.network)
+    assert norm + "count" not in fit
+    assert "inputs.obs.map.0.count" in fit, "that of another input"

@@ -262,6 +262,33 @@ def test_weights_of_a_clone_without_a_place_in_the_new_network_are_named(
     assert len(init["fit"]) + len(init["unused"]) == len(cloned.policy.weights)
 
 
+def test_a_run_with_another_stack_copies_the_weights_whose_shapes_match(
+    tmp_path: Path, cloned: Run
+):
+    run = train(
+        tmp_path / "R",
+        algorithm="dqn",
+        init_from=cloned.folder,
+        steps=256,
+        settings={"stack": 2, "min_inserts": 10_000},
+    )
+    assert (run.policy.stack, cloned.policy.stack) == (2, 1)
+    assert run.policy.network.trunk == cloned.policy.network.trunk
+    init = run.result["init_from"]
+    assert init["fit"] == ["trunk.0.bias", "trunk.2.kernel", "trunk.2.bias"]
+    norm = [f"inputs.obs.0.{part}" for part in ("mean", "var", "count")]
+    assert {*norm, "trunk.0.kernel"} <= {*init["new"]} & {*init["unused"]}
+    # Statistics of other inputs start anew, so their count does too.
+    assert run.policy.weights[norm[2]] == 0 < cloned.policy.weights[norm[2]]
+
+    again = train(tmp_path / "S", algorithm="ppo", init_from=run.folder, steps=256)
+    assert again.policy.stack == 2, "the stack is that of the run's input layers"
+    assert body(again.policy) == body(run.policy)
+    assert set(again.result["init_from"]["new"]) == {
+        name for name in again.policy.weights if name.startswith("heads.logits")
+    }
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -272,7 +299,7 @@ def test_weights_of_a_clone_without_a_place_in_the_new_network_are_named(
 def test_a_network_in_which_copied_weights_compute_something_else_is_rejected(
     settings: dict[str, Any], said: str, tmp_path: Path, cloned: Run
 ):
-    with pytest.raises(ConfigError, match=f"cannot start from .*{said}.*omit network"):
+    with pytest.raises(ConfigError, match=f"cannot start from .*{said}.*omit .*activation"):
         train(
             tmp_path / "R", algorithm="ppo", init_from=cloned.folder, steps=256, settings=settings
         )

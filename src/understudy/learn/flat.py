@@ -14,6 +14,7 @@ import numpy as np
 
 from understudy.core.tensors import Array
 from understudy.learn import networks
+from understudy.learn.warm_start import fitting_weights
 from understudy.nn.heads import Decision, Head
 from understudy.nn.network import NetworkSpec, ObservationNorm
 
@@ -37,11 +38,10 @@ def unpack(spec: NetworkSpec, flat: Any) -> dict[str, Any]:
 def first_weights(
     key: Any, spec: NetworkSpec, start: Mapping[str, Array] | None = None
 ) -> jax.Array:
-    """New weights, replaced by those of `start` where name and shape match."""
+    """New weights, replaced by those of `start` that fit."""
     fresh = networks.init_weights(key, spec)
-    for name, shape in spec.shapes().items():
-        if start is not None and name in start and start[name].shape == shape:
-            fresh[name] = start[name]
+    if start is not None:
+        fresh |= {name: start[name] for name in fitting_weights(start, spec)}
     if any(isinstance(array, jax.core.Tracer) for array in fresh.values()):
         return pack(spec, fresh)
     # NumPy packs them: JAX would compile an operation for the shape of each array.

@@ -33,8 +33,8 @@ from understudy.experience.spaces import MAX_NUMBER, check_recordable
 
 Floats = NDArray[np.float32]
 # Enum members are slow to access.
-_STEP = int(RowKind.STEP)
-_BOOTSTRAP = int(RowKind.BOOTSTRAP)
+_STEP = RowKind.STEP
+_BOOTSTRAP = RowKind.BOOTSTRAP
 
 
 @dataclass(frozen=True, slots=True)

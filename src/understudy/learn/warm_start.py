@@ -18,6 +18,24 @@ from understudy.nn.policy import Policy
 _KERNEL = "trunk.0.kernel"
 
 
+def fitting_weights(start: Mapping[str, Array], network: NetworkSpec) -> list[str]:
+    """Names of the weights that the network can copy, since their shapes match.
+
+    The count of an ObservationNorm fits only with the mean and variance that it counts for.
+    """
+    fit = [
+        name
+        for name, shape in network.shapes().items()
+        if name in start and start[name].shape == shape
+    ]
+    return [
+        name
+        for name in fit
+        if not name.endswith(".count")
+        or {name.removesuffix("count") + part for part in ("mean", "var")} <= {*fit}
+    ]
+
+
 def warm_start(
     old: Policy, game: GameSpec, *, network: NetworkSpec, head: Head
 ) -> Mapping[str, Array]:

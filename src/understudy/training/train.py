@@ -23,6 +23,7 @@ from understudy.core.settings import load_object, nearest
 from understudy.core.wording import joined
 from understudy.experience.game import GameSpec
 from understudy.learn.compile_cache import use_compile_cache
+from understudy.learn.warm_start import fitting_weights
 from understudy.nn.network import Activation, NetworkSpec
 from understudy.nn.policy import Policy
 from understudy.training.env_info import (
@@ -603,7 +604,7 @@ def matching_weights(run: str, start: Policy, network: NetworkSpec) -> InitFrom:
     weights = start.weights
     run_shapes = {name: " x ".join(map(str, array.shape)) for name, array in weights.items()}
     shapes = {name: " x ".join(map(str, shape)) for name, shape in network.shapes().items()}
-    fit = [name for name, shape in shapes.items() if run_shapes.get(name) == shape]
+    fit = fitting_weights(weights, network)
     # Biases fit almost any network, so they do not count.
     kernels = [name for name, shape in network.shapes().items() if len(shape) > 1]
     if not set(kernels) & set(fit):
@@ -624,9 +625,9 @@ def matching_weights(run: str, start: Policy, network: NetworkSpec) -> InitFrom:
             if kinds[0] != kinds[1] and not place.startswith("heads."):
                 raise ConfigError(
                     f"cannot start from {run}: {place}.{index} is {kinds[0]} in this network and "
-                    f"{kinds[1]} there, so its weights would compute something else; omit "
-                    "network, activation and observation_norm to use the network of that run, or "
-                    "omit init_from"
+                    f"{kinds[1]} there, so its weights would compute something else; omit what "
+                    "is set of network, activation, observation_norm and centre to use the layers "
+                    "of that run, or omit init_from"
                 )
     return InitFrom(
         run=run,

@@ -10,7 +10,7 @@ from understudy.core.errors import ConfigError
 from understudy.core.wording import joined
 from understudy.experience.game import GameSpec
 from understudy.nn.heads import Head
-from understudy.nn.network import NetworkSpec
+from understudy.nn.network import NetworkSpec, ObservationNorm
 from understudy.nn.policy import Policy
 from understudy.replay import REPLAYS, replay_class
 from understudy.training.preset import default_preset, is_family, read_preset, read_toml
@@ -248,8 +248,8 @@ def with_network(settings: RunSettings, network: NetworkSpec | None) -> RunSetti
     return replace(settings, config=replace(settings.config, network=network))
 
 
-_OF_NETWORKS = {"widths", "activation", "observation_norm", "centre", "stack"}
-"""Settings that shape the default network."""
+_OF_NETWORKS = {"widths", "activation", "observation_norm", "centre"}
+"""Settings that describe layers of the default network."""
 
 
 def with_network_of(
@@ -257,18 +257,36 @@ def with_network_of(
 ) -> RunSettings:
     """The settings with the input and trunk layers of the policy that the run starts from.
 
-    Its weights compute something else in other layers. The settings stay as they are if the request
-    itself describes a network, or if the policy reads other observations.
+    Its weights compute something else in other layers. With another `stack`, input layers are new
+    but of the same kinds. The settings stay as they are if the request itself describes a network,
+    or if the policy reads other observations.
     """
     requested = without_preset(request, settings)["config"]
-    own = getattr(settings.algorithm_type(game, settings.config), "network", None)
-    if request.network is not None or requested.keys() & _OF_NETWORKS or own is None:
+    config = settings.config
+    is_described = request.network is not None or requested.keys() & _OF_NETWORKS
+    if is_described or not hasattr(config, "network"):
         return settings
-    columns, start_columns = (
-        {name: (column.shape, column.dtype) for name, column in network.inputs.items()}
-        for network in (own, start.network)
+    layers = [layer for column in start.network.inputs.values() for layer in column.layers]
+    of_start: dict[str, Any] = {
+        "observation_norm": any(isinstance(layer, ObservationNorm) for layer in layers)
+    }
+    if "stack" not in requested:
+        of_start["stack"] = start.stack
+    config = replace(
+        config, **{name: value for name, value in of_start.items() if hasattr(config, name)}
     )
-    network = NetworkSpec(start.network.inputs, start.network.trunk, own.heads)
-    if columns != start_columns or network == own or not hasattr(settings.config, "network"):
+    own = getattr(settings.algorithm_type(game, config), "network", None)
+    stack = getattr(config, "stack", 1)
+    if own is None or _single_columns(own, stack) != _single_columns(start.network, start.stack):
         return settings
-    return with_network(settings, network)
+    inputs = start.network.inputs if stack == start.stack else own.inputs
+    network = NetworkSpec(inputs, start.network.trunk, own.heads)
+    settings = replace(settings, config=config)
+    return settings if network == own else with_network(settings, network)
+
+
+def _single_columns(network: NetworkSpec, stack: int) -> dict[str, Any]:
+    """Shape and dtype of a single observation of each input."""
+    return {
+        name: (column.shape[stack > 1 :], column.dtype) for name, column in network.inputs.items()
+    }
