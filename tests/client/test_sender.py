@@ -186,6 +186,28 @@ def test_at_the_spool_cap_the_reports_name_exactly_what_is_missing(tmp_path, see
     assert (stored + reported, reported) == (sum(sizes), game.stats().dropped_steps)
 
 
+def test_a_spool_full_of_steps_that_may_have_arrived_keeps_them_and_drops_new_ones(tmp_path):
+    link = MemoryLink()
+    clock = FakeClock()
+    link.is_down = True
+    kept = []
+    for player in ("anna", "ben"):
+        game = client(link, tmp_path, clock=clock, spool_cap_bytes=64 * 1024)
+        game.pump()
+        ep = game.episode(player=player)
+        with pytest.warns(RecordingWarning):
+            outage(game, clock, [(ep, 300)] * 40, tmp_path / "spool")
+            game.close()
+        kept.append(game.stats().recorded_steps - game.stats().dropped_steps)
+    assert kept[0] > 100 * kept[1]
+    link.is_down = False
+    with client(link, tmp_path, clock=clock) as game:
+        for _ in range(9):
+            clock.advance(31)
+            game.pump()
+        assert game.stats().acked_steps == sum(kept)
+
+
 def outage(game, clock, turns, folder):
     """Play while nothing can be sent; the spool must stay close to its cap."""
     for at, (ep, n) in enumerate(turns):

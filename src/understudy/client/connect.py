@@ -57,7 +57,9 @@ class ClientConfig:
     spool: str | os.PathLike[str] | None = None
     """Folder for unsent steps. Default: `spool` in the data folder, or in the user's cache."""
     spool_cap_bytes: int = 256 * 1024 * 1024
-    """Above this size, the oldest unsent steps are dropped and reported."""
+    """Above this size, the oldest steps that were never sent are dropped and reported. Those of an
+    earlier start may have arrived: they stay until the platform answers, and new steps are dropped
+    instead."""
     close_timeout_s: float = 5.0
     """How long `close` waits for acknowledgements; the rest stays spooled."""
     background: bool = True

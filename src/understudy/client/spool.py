@@ -322,7 +322,8 @@ class UnackedFrames:
         for entry in self:
             if disk_bytes <= 0 and memory_bytes <= 0:
                 break
-            # A frame that was sent may have arrived, so reporting it as dropped could be wrong.
+            # A frame that was sent may have arrived, or still arrive: after a report that it was
+            # dropped, the platform would reject it as a conflict.
             if entry.tried or not entry.is_data:
                 continue
             if entry.file is None:

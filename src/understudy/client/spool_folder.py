@@ -120,7 +120,7 @@ class SpooledFrame:
         self.offset = 0
         """Where it starts in its group."""
         self.tried = False
-        """Sent at least once, so it may have arrived."""
+        """Sent at least once, maybe by another process, so it may have arrived."""
         self.is_done = False
 
     @property
