@@ -90,6 +90,7 @@ def test_a_second_close_returns_what_the_first_returned(tmp_path, is_down):
     assert [game.close(), game.close(), game.flush()] == [not is_down] * 3
 
 
+@pytest.mark.filterwarnings("ignore:recorded steps are .* will be sent later")
 def test_closing_warns_of_unsent_steps(tmp_path):
     link = MemoryLink()
     link.is_down = True

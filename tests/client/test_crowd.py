@@ -311,6 +311,7 @@ def test_steps_lost_on_a_full_disk_are_not_called_saved(tmp_path, monkeypatch):
     assert (game.stats().spooled_steps, game.stats().dropped_steps) == (0, 9)
 
 
+@pytest.mark.filterwarnings("ignore:recorded steps are .* will be sent later")
 def test_steps_are_saved_once_a_full_disk_has_room_again(tmp_path, monkeypatch):
     link = MemoryLink()
     clock = FakeClock()

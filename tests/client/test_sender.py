@@ -145,6 +145,7 @@ def test_a_session_whose_reports_are_rejected_is_abandoned(tmp_path):
     assert not list((tmp_path / "spool").glob("*/*"))
 
 
+@pytest.mark.filterwarnings("ignore:recorded steps are .* will be sent later")
 @pytest.mark.parametrize("seed", range(5))
 def test_at_the_spool_cap_the_reports_name_exactly_what_is_missing(tmp_path, seed):
     link = MemoryLink()
@@ -186,6 +187,7 @@ def test_at_the_spool_cap_the_reports_name_exactly_what_is_missing(tmp_path, see
     assert (stored + reported, reported) == (sum(sizes), game.stats().dropped_steps)
 
 
+@pytest.mark.filterwarnings("ignore::understudy.client.session.RecordingWarning")
 def test_a_spool_full_of_steps_that_may_have_arrived_keeps_them_and_drops_new_ones(tmp_path):
     link = MemoryLink()
     clock = FakeClock()
@@ -195,9 +197,8 @@ def test_a_spool_full_of_steps_that_may_have_arrived_keeps_them_and_drops_new_on
         game = client(link, tmp_path, clock=clock, spool_cap_bytes=64 * 1024)
         game.pump()
         ep = game.episode(player=player)
-        with pytest.warns(RecordingWarning):
-            outage(game, clock, [(ep, 300)] * 40, tmp_path / "spool")
-            game.close()
+        outage(game, clock, [(ep, 300)] * 40, tmp_path / "spool")
+        assert not game.close()
         kept.append(game.stats().recorded_steps - game.stats().dropped_steps)
     assert kept[0] > 100 * kept[1]
     link.is_down = False
@@ -346,6 +347,31 @@ def test_a_sender_continues_after_an_error(tmp_path, monkeypatch, name):
         with pytest.warns(RecordingWarning, match="tripped"):
             short_game(game, tripped)
     assert stored_steps(link) == 10
+
+
+class TooFewAcks(MemoryLink):
+    def send(self, frames, players, *, skipped_steps=0):
+        return super().send(frames, players, skipped_steps=skipped_steps)[1:]
+
+
+class Broken(MemoryLink):
+    def send(self, frames, players, *, skipped_steps=0):
+        raise TypeError("a bug")
+
+
+@pytest.mark.parametrize(
+    ("link", "problem"),
+    [(Broken(), "a bug"), (TooFewAcks(), "0 acknowledgements for 1 frames")],
+)
+def test_a_bug_of_a_link_is_warned_of_while_the_game_runs(tmp_path, link, problem):
+    clock = FakeClock()
+    game = client(link, tmp_path, clock=clock)
+    play(game.episode(player="anna"), 0, 3)
+    clock.advance(2)
+    with pytest.warns(RecordingWarning, match=f"saved on this machine and .* later: .*{problem}"):
+        game.pump()
+    assert problem in game.stats().last_error
+    game.close()
 
 
 def short_game(game, tripped):

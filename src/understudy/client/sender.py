@@ -542,23 +542,28 @@ class Sender:
             self._report_at_s = self._clock.monotonic() + _REPORT_EVERY_S
             if len(acks) == len(batch):
                 return acks, ""
-            return (), f"the platform sent {len(acks)} acknowledgements for {len(batch)} frames"
+            error = f"the platform sent {len(acks)} acknowledgements for {len(batch)} frames"
+            self._warn_unsent("link", error)
+            return (), error
         except LinkFailed as failed:
             # The next response may come from another or a new gateway, which does not know the
             # game.
             self._registered.clear()
             self._unreport(skipped)
-            if not self._is_released:
-                where = "in memory" if self._spool.error else "saved on this machine"
-                self.warn(
-                    failed.code, f"recorded steps are {where} and will be sent later: {failed}"
-                )
+            self._warn_unsent(failed.code, str(failed))
             ack = Ack(False, retry_after_s=failed.retry_after_s, error=str(failed))
             return [ack] * len(batch), str(failed)
-        except Exception as error:
+        except Exception as bug:
             # The request may have succeeded nevertheless; the platform discards duplicates.
             self._unreport(skipped)
-            return (), repr(error)[:300]
+            error = repr(bug)[:300]
+            self._warn_unsent("link", error)
+            return (), error
+
+    def _warn_unsent(self, topic: str, reason: str) -> None:
+        if not self._is_released:
+            where = "in memory" if self._spool.error else "saved on this machine"
+            self.warn(topic, f"recorded steps are {where} and will be sent later: {reason}")
 
     def _unreport(self, skipped_steps: int) -> None:
         with self._work:
