@@ -1,5 +1,6 @@
 """Chunks: bit-exact round trips, every rule broken once, bombs, and splitting."""
 
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -415,3 +416,16 @@ def test_a_frame_and_its_chunk_must_have_the_same_identity() -> None:
     with pytest.raises(Refused) as caught:
         chunk_of(close_frame(SESSION, 1, CloseReport(1, 3)))
     assert caught.value.reason == "bad_kind"
+
+
+def test_an_interrupt_cannot_get_lost_while_a_chunk_is_decoded() -> None:
+    """NumPy drops what a signal handler raises in the attribute lookup of an enum."""
+    sent = chunk_with(small_columns()).frame()
+    files = set[str]()
+    sys.setprofile(lambda frame, *_: files.add(frame.f_code.co_filename))
+    try:
+        chunk_of(sent)
+    finally:
+        sys.setprofile(None)
+    assert any(name.endswith("chunk.py") for name in files)
+    assert not [name for name in files if name.endswith("enum.py")]

@@ -287,7 +287,10 @@ def test_files_that_are_not_the_streams_stop_nothing_and_stay(tmp_path: Path):
     strays += [tmp_path / name / file for file in (".DS_Store", "old.log", "00000001.log.bak")]
     for path in strays:
         path.write_bytes(b"stray")
+    strays.append(tmp_path / "loop")
+    strays[-1].symlink_to(strays[-1])
     assert only(stream) == name
+    assert sorted(stream.folders()) == [str(tmp_path), str(tmp_path / name)]
     assert raws(stream) == [frame.encode() for frame in frames]
     before = stream.state()
     frames += sample_frames(1)
@@ -298,7 +301,7 @@ def test_files_that_are_not_the_streams_stop_nothing_and_stay(tmp_path: Path):
     stream.close()
     stream = FileStream(tmp_path)
     assert stream.trim({name: last}, before_s=1e12) > 0
-    assert [path for path in strays if not path.exists()] == []
+    assert [path for path in strays if not os.path.lexists(path)] == []
     assert raws(stream) == []
 
 

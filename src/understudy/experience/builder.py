@@ -68,7 +68,6 @@ MAX_NOTE_BYTES = 32 * 1024
 _EMPTY = 0
 _STAGED = 1
 _OPEN = 2
-_STEP = int(RowKind.STEP)
 _MAX_FLOAT = float(np.float32(MAX_NUMBER))
 _MAX_SUM = _MAX_FLOAT + 2.0**41
 """Sums up to this are rounded to _MAX_FLOAT in float32."""
@@ -157,7 +156,7 @@ class RowLayout:
         """The rows as one structured array, with a field for each column."""
         return np.frombuffer(b"".join(itertools.starmap(self._pack, rows)), self.dtype)
 
-    def padding(self, obs: bytes, mask: bytes, kind: RowKind) -> Row:
+    def padding(self, obs: bytes, mask: bytes, kind: int) -> Row:
         """A row of this kind, which has only an observation and an action mask."""
         return (obs, mask, self.no_action, *[0] * (len(_NUMBERS) - 1), kind)
 
@@ -615,7 +614,7 @@ class ChunkBuilder:
         if self._open_extras:
             self._extras.append((len(self._rows), self._open_extras))
             self._open_extras = None
-        self._rows.append((*self._step, self._reward, terminated, truncated, _STEP))
+        self._rows.append((*self._step, self._reward, terminated, truncated, RowKind.STEP))
         self._is_first = False
         self.closed_steps += 1
         if self.closed_steps == 1 and self.on_waiting is not None:

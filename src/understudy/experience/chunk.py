@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -43,12 +43,16 @@ COMPRESS_FROM_BYTES = 512
 """Byte columns whose rows are at least this long (images) are sent compressed."""
 
 
-class RowKind(IntEnum):
-    """The kind of a row."""
+class RowKind:
+    """The kinds of a row.
 
-    STEP = 0
-    FINAL = 1
-    BOOTSTRAP = 2
+    Numbers, not an enum: to compare an array with a member of an enum, NumPy runs Python code, in
+    which it loses Ctrl-C.
+    """
+
+    STEP: Final = 0
+    FINAL: Final = 1
+    BOOTSTRAP: Final = 2
 
 
 class By(IntEnum):

@@ -32,9 +32,6 @@ from understudy.experience.game import GameSpec
 from understudy.experience.spaces import MAX_NUMBER, check_recordable
 
 Floats = NDArray[np.float32]
-# Enum members are slow to access.
-_STEP = RowKind.STEP
-_BOOTSTRAP = RowKind.BOOTSTRAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +250,7 @@ def windows_of(columns: Mapping[str, Array], lead: int, *, needs: Transitions) -
     counts[1:] -= stops[:-1]
     counts[0] += 1
     ahead = np.minimum(np.repeat(stops, counts) - at, needs.n_step)
-    may_sample = row == _STEP
+    may_sample = row == RowKind.STEP
     # Lead-in rows that do not wait are sampleable in their own span.
     may_sample[: max(0, lead - (needs.n_step - 1))] = False
     begin = int(stops[-2]) + 1 if len(stops) > 1 else 0
@@ -270,7 +267,7 @@ def windows_of(columns: Mapping[str, Array], lead: int, *, needs: Transitions) -
     facts[:, DISCOUNT] = discount
     facts[:, WEIGHT] = columns["weight"] * may_sample
     facts.view(np.int32)[:, REACH] = reach
-    return Windows(facts, n_rows - 1 - begin if row[-1] == _BOOTSTRAP else 0)
+    return Windows(facts, n_rows - 1 - begin if row[-1] == RowKind.BOOTSTRAP else 0)
 
 
 def stack_rows(rows: NDArray[np.int64], behind: NDArray[Any], stack: int) -> NDArray[np.int64]:

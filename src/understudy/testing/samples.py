@@ -137,8 +137,8 @@ def random_chunk(
 
 def _row_kinds(
     rng: np.random.Generator, n_steps: int, opens: bool
-) -> list[tuple[RowKind, bool, str]]:
-    rows: list[tuple[RowKind, bool, str]] = []
+) -> list[tuple[int, bool, str]]:
+    rows: list[tuple[int, bool, str]] = []
     for number in range(n_steps):
         end = str(rng.choice(["terminated", "truncated", "cut"])) if rng.random() < 0.2 else ""
         rows.append((RowKind.STEP, opens, end))
