@@ -254,12 +254,19 @@ def hostile_connections(key: str) -> dict[str, bytes]:
     body = head("POST", "/v1/games/cart/frames", key, more=f"Content-Length: {250_000}\r\n")
     policy = head("GET", "/v1/games/wide/models/2/policy", key)
     padded = head("GET", "/healthz", more=f"X: {'y' * 8_000}\r\n")
+    chunked = head("POST", "/healthz", more="Transfer-Encoding: chunked\r\n")
     return {
         "silence": b"",
         "an idle connection": page,
         "half a head": page[:-2],
         "a large head": page[:-2] + b"X: " + b"y" * 60_000,
         "many headers": page[:-2] + b"".join(b"%d:\r\n" % at for at in range(8_000)),
+        "a whole head of many headers": page[:-2] + b"a:\r\n" * 15_000 + b"\r\n",
+        "trailers": chunked + b"0\r\n" + b"a:b\r\n" * 800_000,
+        "a large trailer": chunked + b"0\r\na:" + b"b" * 4_000_000,
+        "chunk extensions": chunked + (b"1;" + b"x" * 60_000 + b"\r\na\r\n") * 60,
+        "tiny chunks": chunked + b"1\r\na\r\n" * 600_000,
+        "empty lines": page + b"\r\n" * 2_000_000,
         "pipelined requests": b"GET / HTTP/1.1\r\n\r\n" * 12_000,
         "requests behind a poll": poll + b"GET / HTTP/1.1\r\n\r\n" * 10_000,
         "large heads behind a poll": poll + padded * 30,

@@ -152,6 +152,105 @@ def test_an_endless_head_is_aborted(gateway: Running):
     assert gateway.ask("GET", "/healthz").status == 200
 
 
+LAST = OK[:-2] + b"Connection: close\r\n\r\n"
+CHUNKED = b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n%s\r\n"
+
+
+def n_taken(connection: socket.socket, piece: bytes, most: int) -> int:
+    """How many bytes of endless repetitions the other side takes before it ends the connection."""
+    sent = 0
+    with connection, contextlib.suppress(ConnectionError):
+        while sent < most:
+            connection.sendall(piece)
+            sent += len(piece)
+    return sent
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+@pytest.mark.parametrize(
+    ("begun", "piece"),
+    [
+        (CHUNKED + b"0\r\n", b"a:b\r\n" * 1_000),
+        (CHUNKED + b"0\r\na:", b"b" * 10_000),
+        (CHUNKED + b"0\r\n", b"a" * 10_000),
+        (CHUNKED + b"1\r\nx\r\n0\r\n", b"a:b\r\n" * 1_000),
+        (CHUNKED + b"0;", b"x" * 10_000),
+        (CHUNKED + b"0", b"0" * 10_000),
+        (CHUNKED, b"1\r\nx\r\n" * 1_000),
+        (CHUNKED, b"9;%s\r\n123456789\r\n" % (b"x" * 1_000)),
+        (CHUNKED.replace(b"POST /healthz", b"GET /play") + b"0\r\n", b"a:b\r\n" * 1_000),
+        (OK[:-2] + b"%s\r\n", b"\r\n" * 5_000),
+    ],
+    ids=[
+        "trailers",
+        "a trailer value",
+        "a trailer name",
+        "trailers of a rejected body",
+        "a chunk extension",
+        "a chunk size",
+        "tiny chunks",
+        "chunk extensions",
+        "trailers of a page",
+        "empty lines",
+    ],
+)
+def test_endless_framing_is_aborted(gateway: Running, begun: bytes, piece: bytes, has_key: bool):
+    key = f"Authorization: Bearer {gateway.key('play')}\r\n" if has_key else ""
+    connection = connect(gateway)
+    connection.sendall(begun % key.encode())
+    most = 40_000_000
+    assert n_taken(connection, piece, most) < most
+    assert gateway.ask("GET", "/healthz").status == 200
+
+
+def test_a_body_that_goes_on_after_its_answer_is_aborted(gateway: Running):
+    most = 200_000_000
+    for more in (b"Content-Length: 1000000000000\r\n", b"Transfer-Encoding: chunked\r\n"):
+        connection = connect(gateway)
+        connection.sendall(b"POST /v1/games HTTP/1.1\r\nHost: localhost\r\n%s\r\n" % more)
+        chunk = b"f4240\r\n" + bytes(1_000_000) + b"\r\n"
+        if more.startswith(b"T"):
+            connection.sendall(chunk)
+        assert b"401 Unauthorized" in answer(connection)
+        assert n_taken(connection, chunk, most) < most
+
+
+def test_a_long_body_may_have_many_chunks(gateway: Running):
+    connection = connect(gateway)
+    key = f"Authorization: Bearer {gateway.key('play')}\r\n"
+    head = CHUNKED.replace(b"/healthz", b"/v1/games/cart/act") % key.encode()
+    connection.sendall(head + b"a\r\n" + b" " * 10 + b"\r\n")
+    for _ in range(20):
+        connection.sendall((b"a\r\n" + b" " * 10 + b"\r\n") * 1_000)
+    connection.sendall(b"0\r\nDigest: x\r\n\r\n")
+    assert b"400 Bad Request" in answer(connection, b"}}")
+    assert is_served(connection)
+    connection.close()
+
+
+def test_trailer_fields_are_no_headers(gateway: Running):
+    key = gateway.key("play")
+    connection = connect(gateway)
+    head = CHUNKED.replace(b"POST /healthz", b"GET /v1/games") % b""
+    connection.sendall(head + f"0\r\nAuthorization: Bearer {key}\r\n\r\n".encode() + LAST)
+    received, _ = until_closed(connection)
+    assert received.startswith(b"HTTP/1.1 401 Unauthorized")
+    assert received.count(b"200 OK") == 1
+
+
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c"])
+def test_a_connection_is_not_used_after_a_request_to_upgrade_it(gateway: Running, protocol: bytes):
+    """Its body would be read as requests."""
+    connection = connect(gateway)
+    head = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: %s\r\n"
+    connection.sendall(head % protocol + b"Content-Length: %d\r\n\r\n" % len(OK))
+    assert b"connection: close" in answer(connection)
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(OK)
+    received, _ = until_closed(connection)
+    assert b"HTTP/1.1" not in received
+
+
 def test_large_heads_and_invalid_requests_get_the_usual_error_body(
     gateway: Running,
 ):

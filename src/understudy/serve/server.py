@@ -36,6 +36,10 @@ _OTHER_FILES = 256
 _MAX_PIPELINED = 64
 _MAX_PIPELINED_BYTES = 64 * 1024
 """Requests of a connection, and their bytes, that may wait for the answer to an earlier one."""
+_MAX_DISCARDED_BYTES = 64 * 1024 * 1024
+"""Bytes of a body that may arrive after its answer, which some clients read only then."""
+_DISCARDED: Any = deque(maxlen=0)
+"""The headers of a request whose head is complete: trailer fields are appended, and not kept."""
 _MAX_PROXIES = 16
 _GOODBYE_S = 1.0
 """How long a client may take to read the rest of an answer on a closing connection."""
@@ -382,10 +386,13 @@ class Connection(HttpToolsProtocol):
 
         connected ─ head ─► head complete ─ body ─► complete ─► answered ─ idle ─► next head …
 
-    uvicorn limits only the idle time. Here head and body must arrive in time, the size of a head
-    and the requests that wait behind another are limited, and an answer must be read in time; a
-    connection that exceeds a limit is aborted. The class overrides callbacks of asyncio
-    (`connection_made` …) and of httptools (`on_message_begin` …), and three of uvicorn's.
+    uvicorn limits only the idle time. Here head and body must arrive in time; the size of a head,
+    the requests that wait behind another, and what arrives after an answer are limited, and an
+    answer must be read in time; a connection that exceeds a limit is aborted. All that is not body
+    counts as head: sizes and extensions of chunks, and trailer fields, which are ignored. A byte of
+    a body makes up for one of them, so that a large body may have many chunks. The class overrides
+    callbacks of asyncio (`connection_made` …) and of httptools (`on_message_begin` …), and three of
+    uvicorn's.
     """
 
     listen: Listen
@@ -403,6 +410,7 @@ class Connection(HttpToolsProtocol):
         self._is_last = False
         self._closes_after_request = False
         self._head_bytes = 0
+        self._discarded_bytes = 0
         self._pipelined_bytes = 0
         self._unanswered: deque[RequestResponseCycle] = deque()
         """The requests that have arrived and are not answered yet, in order."""
@@ -487,15 +495,23 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():  # with TLS, more may arrive
+            return
+        self._head_bytes += len(data)  # `on_body` subtracts its part
         super().data_received(data)
-        self._head_bytes = self._head_bytes + len(data) if self._is_in_head else 0
-        is_too_large = self._head_bytes > MAX_HEAD_BYTES or len(self.headers or ()) > MAX_HEADERS
-        if self._is_in_head and is_too_large and not self.transport.is_closing():
-            self._refuse(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", HEAD_TOO_LARGE
-            )
+        has_many = self._is_in_head and len(self.headers) > MAX_HEADERS
+        if (self._head_bytes > MAX_HEAD_BYTES or has_many) and not self.transport.is_closing():
+            if not self._is_in_head and self.cycle is not None and self.cycle.response_started:
+                self.abort()
+            else:
+                self._refuse_head()
+        is_discarded = self._is_arriving and not self._unanswered
+        self._discarded_bytes = self._discarded_bytes + len(data) if is_discarded else 0
         self._pipelined_bytes = self._pipelined_bytes + len(data) if self.pipeline else 0
-        if self._pipelined_bytes > _MAX_PIPELINED_BYTES:
+        if (
+            self._pipelined_bytes > _MAX_PIPELINED_BYTES
+            or self._discarded_bytes > _MAX_DISCARDED_BYTES
+        ):
             self.abort()
 
     def pause_writing(self) -> None:
@@ -520,6 +536,9 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        if len(self.headers) > MAX_HEADERS:
+            self._refuse_head()
+            raise ConnectionAbortedError  # stops the parser
         self._is_in_head = False
         address = self.address
         if self._is_from_proxy:
@@ -528,12 +547,21 @@ class Connection(HttpToolsProtocol):
         self.scope.update(address=address, connection=self)  # type: ignore[call-arg]
         self._within(self.listen.body_timeout_s)
         super().on_headers_complete()
+        self.headers = _DISCARDED
         self._unanswered.append(self.cycle)
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False  # a body, or another protocol, would be read as requests
         if not self.cycle.keep_alive:
             self.cycle.transport = _Lingering(self)
 
+    def on_body(self, body: bytes) -> None:
+        # Twice: once since it was counted with the rest, and once to make up for other bytes.
+        self._head_bytes = max(0, self._head_bytes - 2 * len(body))
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._is_arriving = False
+        self._head_bytes = 0
         if self._unanswered:
             self._within(float("inf"))
         else:  # a rejected body may end after its answer
@@ -564,6 +592,9 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():  # the parser was stopped by a limit
             return
         self._refuse(HTTPStatus.BAD_REQUEST, "bad_http", "this is not a valid HTTP/1.1 request")
+
+    def _refuse_head(self) -> None:
+        self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", HEAD_TOO_LARGE)
 
     def _refuse(self, status: HTTPStatus, code: str, detail: str) -> None:
         body = msgspec.json.encode(Failed(error=Failure(code=code, detail=detail)))
