@@ -155,3 +155,54 @@ def test_lines_that_are_cut_at_a_limit_are_warned_of_and_skipped(
     assert path.stat().st_size == 200
     receipts.add(frames)
     assert [frame.chunk_no for frame in read_receipts(path)] == [0, 0, 1, 2]
+
+
+def test_a_line_that_another_process_left_cut_spoils_no_line_after_it(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = tmp_path / "receipts.jsonl"
+    receipts = Receipts(path, warn=lambda topic, text: pytest.fail(text))
+    frames = [chunk.frame() for chunk in random_session(cart_spec(), rng, n_chunks=3)]
+    receipts.add(frames[:1])
+    with path.open("ab") as file:
+        file.write(b'{"session": "0190')  # another process, on a full disk
+    receipts.add(frames[1:])
+    cut: list[int] = []
+    assert [acked.chunk_no for acked in read_receipts(path, on_cut=cut.append)] == [0, 1, 2]
+    assert cut == [2]
+
+
+def test_lines_that_two_processes_wrote_into_each_other_are_counted_as_cut(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = tmp_path / "receipts.jsonl"
+    receipts = Receipts(path, warn=lambda topic, text: pytest.fail(text))
+    receipts.add([chunk.frame() for chunk in random_session(cart_spec(), rng, n_chunks=2)])
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first[:20] + second + first[20:])
+    cut: list[int] = []
+    assert [acked.chunk_no for acked in read_receipts(path, on_cut=cut.append)] == [1]
+    assert cut == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("chunk_no", "-1"),
+        ("chunk_no", "1.7"),
+        ("chunk_no", "1e23"),
+        ("chunk_no", str(1 << 48)),
+        ("length", '"3"'),
+        ("length", str(512 * 1024)),
+        ("crc", "true"),
+        ("crc", str(1 << 32)),
+        ("crc", "9" * 5000),
+    ],
+)
+def test_a_number_that_no_receipt_can_have_is_named(tmp_path: Path, name: str, number: str) -> None:
+    fields = {"chunk_no": "0", "length": "1", "crc": "1"} | {name: number}
+    numbers = ", ".join(f'"{field}": {text}' for field, text in fields.items())
+    path = tmp_path / "receipts.jsonl"
+    path.write_text(f'{{"session": "019f0000-0000-7000-8000-000000000000", {numbers}}}\n')
+    with pytest.raises(Corrupt, match=r"line 1 of .* is not a receipt"):
+        list(read_receipts(path))

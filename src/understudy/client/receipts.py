@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from understudy.core.errors import ConfigError, Corrupt
-from understudy.experience.frame import Frame
+from understudy.experience.frame import MAX_BODY_BYTES, MAX_COUNT, Frame
 
 
 class AckedFrame(NamedTuple):
@@ -32,10 +32,6 @@ class Receipts:
         try:
             self._path = Path(path)
             os.close(self._open())
-            with self._path.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-                # A killed process may have left a cut line.
-                self._is_cut = file.read(1) not in (b"", b"\n")
         except (OSError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"receipts {str(path)[:80]!r} cannot be written: "
@@ -44,7 +40,7 @@ class Receipts:
             ) from None
 
     def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         return os.open(self._path, flags, 0o600)
 
     def add(self, frames: Iterable[Frame]) -> None:
@@ -61,18 +57,20 @@ class Receipts:
             + "\n"
             for frame in frames
         )
-        raw = (b"\n" if self._is_cut else b"") + lines.encode()
+        raw = lines.encode()
         try:
             # Opened for each call: a game with many connections keeps no descriptor for it.
             descriptor = self._open()
-            n_written = 0
             try:
-                while n_written < len(raw):
-                    n_written += os.write(descriptor, raw[n_written:])
+                if os.lseek(descriptor, 0, os.SEEK_END):
+                    os.lseek(descriptor, -1, os.SEEK_END)
+                    # A kill or a full disk may have cut the last line, also of another process.
+                    if os.read(descriptor, 1) != b"\n":
+                        raw = b"\n" + raw
+                while raw:
+                    raw = raw[os.write(descriptor, raw) :]
             finally:
                 os.close(descriptor)
-                if n_written:
-                    self._is_cut = n_written < len(raw)
         except OSError as error:
             self._warn(
                 "receipts",
@@ -85,25 +83,35 @@ def read_receipts(
 ) -> Iterator[AckedFrame]:
     """Yield every receipt of a file; `on_cut` gets the number of each line that was cut off.
 
-    A kill or a full disk cuts a line, and its receipt cannot be checked.
+    A kill or a full disk cuts a line, and its receipt cannot be checked. The line of another
+    process may follow it without a newline.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             text = line.strip()
             if not text:
                 continue
-            if text.startswith(b"{") and not text.endswith(b"}"):
+            cut, brace, rest = text.rpartition(b"{")
+            has_end = text.endswith(b"}")
+            if cut or bool(brace) != has_end:
                 on_cut(number)
-                continue
+                if not (brace and has_end):
+                    continue
             try:
-                fields = json.loads(text)
+                fields = json.loads(brace + rest)
                 yield AckedFrame(
                     uuid.UUID(fields["session"]).bytes,
-                    int(fields["chunk_no"]),
-                    int(fields["length"]),
-                    int(fields["crc"]),
+                    _number(fields["chunk_no"], MAX_COUNT),
+                    _number(fields["length"], MAX_BODY_BYTES + 1),
+                    _number(fields["crc"], 1 << 32),
                 )
-            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise Corrupt(
                     f"line {number} of {path} is not a receipt; remove the line to check the rest"
                 ) from None
+
+
+def _number(field: object, end: int) -> int:
+    if type(field) is not int or not 0 <= field < end:
+        raise ValueError
+    return field
