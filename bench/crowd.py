@@ -32,6 +32,7 @@ if __name__ == "__main__":
 import numpy as np  # noqa: E402
 
 from bench.figures import Figure, Findings, Gate, Ratio, all_of, in_turn, percentiles  # noqa: E402
+from bench.machine import commit  # noqa: E402
 from bench.one_pass import run_once  # noqa: E402
 from understudy.client.connect import ClientConfig, Game, connect  # noqa: E402
 from understudy.client.episode import Episode  # noqa: E402
@@ -89,6 +90,8 @@ def main() -> int:
         measured = _in_turn(sources, folder, size, "crowd", size.players, size.seconds)
         for name, rounds in measured.items():
             findings.figures += _crowd_figures(name, size, rounds)
+        if options.before is not None:
+            findings.notes.append(f"{_BEFORE} is commit {commit(options.before)}")
 
     def paced(folder: Path, size: Size, findings: Findings) -> None:
         measured = _in_turn(sources, folder, size, "paced", size.paced_s)

@@ -33,10 +33,10 @@ def load_average() -> list[float]:
     return [round(value, 2) for value in os.getloadavg()]
 
 
-def commit() -> str:
-    """The checked-out commit, marked if shipped code differs from it."""
-    head = _git("rev-parse", "--short=12", "HEAD")
-    is_changed = bool(_git("status", "--porcelain", "--", "src", "bench/*.py"))
+def commit(folder: Path = ROOT) -> str:
+    """The commit that is checked out around a folder, marked if shipped code differs from it."""
+    head = _git(folder, "rev-parse", "--short=12", "HEAD")
+    is_changed = bool(_git(folder, "status", "--porcelain", "--", ":/src", ":/bench/*.py"))
     return f"{head or 'unknown'}{' (changed)' if is_changed else ''}"
 
 
@@ -50,10 +50,10 @@ def redis_server_version() -> str | None:
     return next((word.removeprefix("v=") for word in words if word.startswith("v=")), None)
 
 
-def _git(*words: str) -> str:
+def _git(folder: Path, *words: str) -> str:
     try:
         return subprocess.run(
-            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+            ["git", *words], cwd=folder, capture_output=True, text=True, check=False
         ).stdout.strip()
     except OSError:
         return ""
