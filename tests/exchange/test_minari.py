@@ -332,6 +332,59 @@ def test_a_run_on_a_collected_dataset_is_evaluated_or_tells_why_not(tmp_path: Pa
     assert unknown.result["why_no_return"] == why
 
 
+def test_a_run_on_a_dataset_of_an_env_with_arguments_is_evaluated_with_them(tmp_path: Path) -> None:
+    kwargs = {"sutton_barto_reward": True}
+    path = collected(tmp_path / "cart-v0", render_mode="rgb_array", **kwargs)
+    data = DataFolder(tmp_path / "D")
+    assert from_minari(data, path).to_json()["env_kwargs"] == kwargs
+
+    def run(name: str, **options: Any) -> Any:
+        return understudy.train(
+            "CartPole-v1",
+            out=tmp_path / name,
+            algorithm="bc",
+            steps=128,
+            settings={"eval_episodes": 5},
+            options=understudy.TrainOptions(from_store=data.root, **options),
+        )
+
+    says = r"""pass --env-kwargs '{"sutton_barto_reward":true}'"""
+    with pytest.raises(ConfigError, match=f"recorded in an env with arguments.*{says}"):
+        run("R")
+    assert not (tmp_path / "R").exists()
+    same = run("S", env_kwargs=kwargs)
+    assert -1 <= same.result["return_mean"] <= 0, "each failure costs 1, and nothing else pays"
+    assert evaluate_run(same.folder, episodes=2, seeds=1).mean <= 0
+    assert run("T", env_kwargs={"sutton_barto_reward": False}).result["return_mean"] > 1
+
+
+def test_arguments_of_an_env_that_are_too_long_to_store_are_asked_for(tmp_path: Path) -> None:
+    path = collected(tmp_path / "cart-v0")
+    data = DataFolder(tmp_path / "D")
+    kwargs = {"maze_map": [[1] * 9] * 9}
+    say(
+        path / "data" / "metadata.json",
+        env_spec=json.dumps({"id": "CartPole-v1", "max_episode_steps": 500, "kwargs": kwargs}),
+    )
+    assert from_minari(data, path).to_json()["env_kwargs"] == kwargs
+    with pytest.raises(ConfigError, match=r"too long to be stored.*--env-kwargs"):
+        understudy.train(
+            "CartPole-v1",
+            out=tmp_path / "R",
+            options=understudy.TrainOptions(from_store=data.root),
+        )
+
+
+@pytest.mark.parametrize("kwargs", ["null", "[]", "7", "{}", '{"render_mode":"human"}'])
+def test_an_env_without_arguments_leaves_no_mark(kwargs: str, tmp_path: Path) -> None:
+    path = collected(tmp_path / "cart-v0")
+    env_spec = f'{{"id": "CartPole-v1", "kwargs": {kwargs}}}'
+    say(path / "data" / "metadata.json", env_spec=env_spec)
+    dataset = MinariDataset(path, game=None, consent="granted")
+    assert {chunk.meta.client for chunk, _ in dataset.chunks()} == {"minari-import/1"}
+    assert "env_kwargs" not in dataset.report()
+
+
 @pytest.mark.parametrize(
     "env_spec",
     [

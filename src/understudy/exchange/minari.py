@@ -47,13 +47,13 @@ from understudy.experience.spaces import (
     Space,
     space_from_gymnasium,
 )
+from understudy.training.recorded_env import client_of_dataset
 
 h5py, minari = (import_extra(name) for name in ("h5py", "minari"))
 MinariStorage = import_extra("minari.dataset.minari_storage").MinariStorage
 EpisodeBuffer = import_extra("minari.data_collector.episode_buffer").EpisodeBuffer
 
 SPEC_KEY = "understudy_spec"
-CLIENT = "minari-import/1"
 _NAME = re.compile(r"[-_\w]+-v\d+", re.ASCII)
 _PLAIN = ("row", "is_first", "reward", "terminated", "truncated")
 
@@ -270,6 +270,7 @@ class MinariDataset:
         self._consent = consent
         self.origins: dict[int, int] = {}
         self._counts: dict[str, int] = {}
+        self._env_kwargs: dict[str, Any] = {}
         folder = path.parent if path.is_file() else path
         data = folder / "data" if (folder / "data" / "metadata.json").is_file() else folder
         if not (data / "metadata.json").is_file():
@@ -311,7 +312,8 @@ class MinariDataset:
     def _spec(self, metadata: Mapping[str, Any], game: GameName | None) -> GameSpec:
         """Return the spec that our export wrote to the metadata, or one created from the spaces.
 
-        Name and step limit of the latter are those of the Gymnasium env that was recorded.
+        Name and step limit of the latter are those of the Gymnasium env that was recorded. The
+        arguments of an env of that name are noted in each chunk.
         """
         own = metadata.get(SPEC_KEY)
         if isinstance(own, str):
@@ -329,11 +331,15 @@ class MinariDataset:
         env = env if isinstance(env, dict) else {}
         env_id = env.get("id")
         limit = env.get("max_episode_steps")
+        env_name = None
+        with contextlib.suppress(InvalidName):
+            env_name = game_name_of_env(env_id if isinstance(env_id, str) else "")
+        game = game or env_name
         if game is None:
-            try:
-                game = game_name_of_env(env_id if isinstance(env_id, str) else "")
-            except InvalidName:
-                raise ConfigError(f"{self.name} does not name its game; pass --game NAME") from None
+            raise ConfigError(f"{self.name} does not name its game; pass --game NAME")
+        kwargs = env.get("kwargs")
+        if game == env_name and isinstance(kwargs, dict):
+            self._env_kwargs = {key: kwargs[key] for key in kwargs if key != "render_mode"}
         return GameSpec(
             game=game_name(game),
             obs=space_from_gymnasium(self._storage.observation_space, is_action=False),
@@ -342,17 +348,19 @@ class MinariDataset:
         )
 
     def report(self) -> Mapping[str, Any]:
-        return self._counts
+        env = {"env_kwargs": self._env_kwargs} if self._env_kwargs else {}
+        return {**self._counts, **env}
 
     def chunks(self) -> Iterator[tuple[Chunk, PlayerName | None]]:
         key_counts: Counter[bytes] = Counter()
         numbers = range(self._storage.total_episodes)
         n_episodes = n_cut = 0
+        client = client_of_dataset(self._env_kwargs)
         try:
             facts = iter(self._storage.get_episode_metadata(numbers))
             for raw in self._storage.get_episodes(numbers):
                 episode = self._episode(raw, next(facts), key_counts)
-                for chunk in chunks_of(episode, self.spec, consent=self._consent, client=CLIENT):
+                for chunk in chunks_of(episode, self.spec, consent=self._consent, client=client):
                     yield chunk, None
                 n_episodes += 1
                 n_cut += not (episode.terminated or episode.truncated)

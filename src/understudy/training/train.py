@@ -37,6 +37,7 @@ from understudy.training.evaluation import AT_THE_END, Evaluator, held_out_seeds
 from understudy.training.events import HoldInterrupts, InitFrom, OnEvent, Started
 from understudy.training.folder import RunFolder, check_free, default_folder, draw_curve, is_empty
 from understudy.training.preset import with_study
+from understudy.training.recorded_env import check_recorded_env
 from understudy.training.resume import (
     check_agrees,
     extend_run,
@@ -318,6 +319,8 @@ def _start_run(
     else:
         store = store_folder(request.from_store)
         spec = stored_spec(store, choice.name)
+        if choice.is_named and not choice.env_kwargs:
+            check_recorded_env(store, spec)
     settings = resolve(request, spec)
     check_effects(request, settings, spec)
     symmetry = getattr(settings.config, "symmetry", "")
