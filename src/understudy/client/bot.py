@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.client.sender import Backoff
+from understudy.client.backoff import Backoff
 from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.clock import Clock
 from understudy.core.errors import (

@@ -7,10 +7,12 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from understudy.client.backoff import Backoff
+from understudy.client.losses import Losses
 from understudy.client.receipts import Receipts
 from understudy.client.session import RecordingWarning, Session, Sessions
 from understudy.client.spool import Spool, UnackedFrames
@@ -22,7 +24,6 @@ from understudy.experience.builder import Block, encode_block
 from understudy.experience.frame import (
     MAX_FRAMES_PER_SEND,
     CloseReport,
-    DropReport,
     Frame,
     close_frame,
     drop_frame,
@@ -46,34 +47,6 @@ _BUSY_S = 0.05
 many threads compete."""
 _CHUNK_S = 0.0005
 """Each open session adds this to the linger, so that at most 2,000 chunks a second are encoded."""
-
-
-class Backoff:
-    """Random waits between 0 and a bound that doubles with each failure, up to `cap_s`."""
-
-    def __init__(self, clock: Clock, rng: random.Random, *, first_s: float, cap_s: float) -> None:
-        self._clock = clock
-        self._rng = rng
-        self._first_s = first_s
-        self._cap_s = cap_s
-        self._failures = 0
-        self._not_before_s = clock.monotonic()
-
-    @property
-    def remaining_s(self) -> float:
-        """Seconds until the next attempt; 0 or less if it is due."""
-        return self._not_before_s - self._clock.monotonic()
-
-    def succeeded(self) -> None:
-        """Reset the bound after a success."""
-        self._failures = 0
-
-    def failed(self, *, wholly: bool, retry_after_s: float) -> None:
-        """Schedule a retry of some frames, or of all (`wholly`), after `retry_after_s` or later."""
-        self._failures = self._failures + 1 if wholly else 1
-        bound_s = min(self._cap_s, self._first_s * 2.0 ** min(self._failures - 1, 16))
-        delay_s = max(self._rng.uniform(0.0, bound_s), min(retry_after_s, self._cap_s))
-        self._not_before_s = self._clock.monotonic() + delay_s
 
 
 @dataclass(slots=True)
@@ -121,44 +94,6 @@ class Stats:
     refused_bots: int
     last_bot_error: str
     """Why the newest bot was rejected or could not be fetched; the last good one stays."""
-
-
-_MAX_RANGES = 1024
-"""The most ranges in one report."""
-
-
-class Losses:
-    """Lost chunk numbers and steps of each session since the last report."""
-
-    def __init__(self) -> None:
-        self._lost: dict[uuid.UUID, tuple[list[int], int]] = {}
-
-    def add(self, session: uuid.UUID, numbers: Iterable[int], n_steps: int) -> None:
-        """Note that these chunk numbers, with `n_steps` in total, will not be sent."""
-        lost_numbers, steps = self._lost.setdefault(session, ([], 0))
-        lost_numbers.extend(numbers)
-        self._lost[session] = (lost_numbers, steps + n_steps)
-
-    def reports(self) -> Iterator[tuple[uuid.UUID, DropReport]]:
-        """Yield drop reports for all losses, with their session, and forget the losses."""
-        losses = self._lost
-        self._lost = {}
-        for session, (numbers, n_steps) in losses.items():
-            ranges = merge(numbers)
-            for start in range(0, len(ranges), _MAX_RANGES):
-                part = ranges[start : start + _MAX_RANGES]
-                yield session, DropReport(part, n_steps if start == 0 else 0)
-
-
-def merge(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Return numbers as sorted, closed ranges."""
-    ranges: list[tuple[int, int]] = []
-    for number in sorted(set(numbers)):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return tuple(ranges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
