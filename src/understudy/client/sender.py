@@ -611,7 +611,8 @@ class Sender:
 
         wait_for = self._pump_until if pumps else self._wait_for
         wait_for(is_done, timeout_s)
-        return own.isdisjoint(self._ending)
+        with self._work:
+            return own.isdisjoint(self._ending)
 
     @property
     def is_clear(self) -> bool:
@@ -719,6 +720,6 @@ def send_unsent_frames(
 
 def _spec_in(folder: Path) -> GameSpec | None:
     for path in sorted(folder.glob("*/spool.json")):
-        with contextlib.suppress(Corrupt, SpecError, OSError):
+        with contextlib.suppress(Corrupt, SpecError):
             return read_game(path.parent).spec()
     return None

@@ -252,7 +252,7 @@ def unreadable_spools(folder: Path) -> list[Path]:
         if path.is_dir() and any(log.stat().st_size for log in log_files(path)):
             try:
                 read_game(path).spec()
-            except (Corrupt, SpecError, OSError):
+            except (Corrupt, SpecError):
                 unreadable.append(path)
     return unreadable
 

@@ -53,11 +53,11 @@ class SpooledGame:
 
 
 def read_game(folder: Path) -> SpooledGame:
-    """Read the spool.json of a folder; Corrupt if it is missing or damaged, else OSError."""
+    """Read the spool.json of a folder; Corrupt if it is missing or damaged."""
     try:
         document = strict_json((folder / "spool.json").read_bytes())
         return SpooledGame(str(document["game"]), str(document["spec"]))
-    except (FileNotFoundError, UnderstudyError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, UnderstudyError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(f"spool.json in {folder} is missing or damaged: {error!r}") from None
 
 
