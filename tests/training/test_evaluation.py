@@ -1,6 +1,7 @@
 """Evaluations of finished runs: held-out seeds, IQM and interval."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 import understudy
 from tests.platform.switches import GAME, QUICK, Switches
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, GameFailed
 from understudy.training.evaluation import (
     AFTERWARDS,
     AT_THE_END,
@@ -19,6 +20,7 @@ from understudy.training.evaluation import (
     evaluate_run,
     held_out_seeds,
 )
+from understudy.training.settings import RunPart
 from understudy.training.train_seeds import combined_result, train_seeds
 
 
@@ -141,3 +143,25 @@ def test_evaluating_needs_no_jax():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+class Unpayable(Switches):
+    """Some rewards are no numbers."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, _, *rest = super().step(action)
+        return obs, math.nan if self._done == 4 else 1.0, *rest
+
+
+def test_rewards_that_are_no_numbers_are_named(run: Path):
+    says = r"rewards of Unpayable .*20 of 20 episodes are not finite"
+    with pytest.raises(GameFailed, match=says):
+        evaluate_run(run, episodes=20, seeds=1, game=Unpayable)
+
+
+def test_episodes_may_be_as_long_as_in_evaluations_of_training(run: Path):
+    most = 10**9
+    assert evaluate_run(run, episodes=5, seeds=1, max_steps=most).max_steps == most
+    assert RunPart(eval_max_steps=most).eval_max_steps == most
+    with pytest.raises(ConfigError, match=f"max_steps is {most + 1}; .* from 1 to {most}$"):
+        evaluate_run(run, episodes=5, seeds=1, max_steps=most + 1)

@@ -108,6 +108,19 @@ def test_a_variable_wins_over_the_file_and_a_single_value_over_the_variable(
         resolve(TrainRequest(algorithm="dqn"), GAME)
 
 
+@pytest.mark.parametrize("name", ["LEARNING_RAT", "LEARNING_RAT_FILE"])
+def test_a_variable_of_no_setting_is_rejected(name: str, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_TRAIN_EXPECTILE", "0.5")  # another algorithm has it
+    resolve(TrainRequest(algorithm="dqn"), GAME)
+    monkeypatch.setenv(f"UNDERSTUDY_TRAIN_{name}", "0.1")
+    with pytest.raises(
+        ConfigError,
+        match=f"UNDERSTUDY_TRAIN_{name} is set in the environment, but dqn has no setting "
+        "'learning_rat'; did you mean 'learning_rate'",
+    ):
+        resolve(TrainRequest(algorithm="dqn"), GAME)
+
+
 def test_the_algorithm_is_from_flags_file_preset_or_kind_of_training(
     tmp_path: Path,
 ):

@@ -13,7 +13,7 @@ from understudy.act.evaluate import MAX_STEPS, Evaluated, evaluate
 from understudy.act.evaluation_team import EvaluationTeam
 from understudy.act.team import TeamPlan
 from understudy.act.vector import Envs
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, GameFailed
 from understudy.core.statistics import bootstrap, iqm
 from understudy.core.tensors import Array
 from understudy.nn.policy import Policy
@@ -26,6 +26,7 @@ from understudy.training.env_info import (
 )
 from understudy.training.folder import RunFolder, seed_folders
 from understudy.training.preset import read_preset
+from understudy.training.settings import MAX_EVAL_STEPS
 
 WHILE_TRAINING, CONFIRMING, AT_THE_END, AFTERWARDS = range(4)
 """Series of held-out seeds; `AFTERWARDS` is for evaluations of finished runs."""
@@ -144,12 +145,13 @@ def evaluate_run(
     `game` is required for runs that were trained on an env object or function. An episode of a game
     without a step limit is cut after `max_steps` steps, by default the run's `eval_max_steps`.
     """
-    counts = {"episodes": episodes, "seeds": seeds}
-    if max_steps is not None:
-        counts["max_steps"] = max_steps
-    for name, value in counts.items():
-        if type(value) is not int or not 1 <= value <= MAX_EPISODES:
-            raise ConfigError(f"{name} is {value!r}; give a whole number from 1 to {MAX_EPISODES}")
+    for name, value, most in (
+        ("episodes", episodes, MAX_EPISODES),
+        ("seeds", seeds, MAX_EPISODES),
+        ("max_steps", 1 if max_steps is None else max_steps, MAX_EVAL_STEPS),
+    ):
+        if type(value) is not int or not 1 <= value <= most:
+            raise ConfigError(f"{name} is {value!r}; give a whole number from 1 to {most}")
     if policy not in ("best", "last"):
         raise ConfigError(f"policy is {policy!r}; give best or last")
     if root.suffix == ".safetensors" and RunFolder(root.parent).exists:
@@ -187,6 +189,12 @@ def evaluate_run(
                     played, episodes=episodes, series=AFTERWARDS, attempt=seed
                 )
                 assert evaluated is not None
+                if n_bad := int((~np.isfinite(evaluated.returns)).sum()):
+                    raise GameFailed(
+                        f"the rewards of {choice.name} add up to NaN or infinity: returns of "
+                        f"{n_bad} of {episodes} episodes are not finite; correct the env, then "
+                        "evaluate again"
+                    )
                 groups[-1].append(evaluated.returns)
                 n_cut += evaluated.n_cut
                 on_progress(sum(map(len, groups)), len(folders) * seeds)

@@ -118,6 +118,7 @@ def algorithm_name(algorithm: str | type) -> str:
 ENGINES = ("inline", "process", "ray", "workers")
 """Where actors play: in the learner's process, each in its own, on Ray, or as workers over HTTP."""
 SECTIONS = ("run", "learner", "config", "knobs")
+MAX_EVAL_STEPS = 10**9
 _PREFIX = f"{PREFIX}TRAIN_"
 
 
@@ -146,7 +147,10 @@ class RunPart:
         100, 1, 100_000, "episodes of the final test, and of the test that confirms a reached goal"
     )
     eval_max_steps: int = setting(
-        10_000, 1, 10**9, "steps after which evaluations cut an episode, if the game has no limit"
+        10_000,
+        1,
+        MAX_EVAL_STEPS,
+        "steps after which evaluations cut an episode, if the game has no limit",
     )
     checkpoint_every: int = setting(
         10_000, 1, 10**12, "env steps (from a store: updates) between two checkpoints"
@@ -311,8 +315,15 @@ class Resolver:
         raise self._unknown(name)
 
     def add_environment(self, environ: Mapping[str, str] | None = None) -> None:
-        """Add the values of environment variables, or of the files they name."""
+        """Add the values of environment variables, or of the files they name.
+
+        Those of other algorithms are left out; ConfigError if no algorithm has the setting.
+        """
         environ = os.environ if environ is None else environ
+        for key in environ:
+            name = key.removeprefix(_PREFIX).removesuffix("_FILE").lower()
+            if key.startswith(_PREFIX) and not self._is_known(name):
+                raise ConfigError(f"{key} is set in the environment, but {self._unknown(name)}")
         for section, part in self._types().items():
             for setting_field in dataclasses.fields(part):
                 leaf = _leaf(setting_field)
@@ -330,6 +341,13 @@ class Resolver:
             "config": chosen.Config,
             "knobs": chosen.Knobs,
         }
+
+    def _is_known(self, name: str) -> bool:
+        """Whether the algorithm, or one of those with a short name, has the setting."""
+        parts = [*self._types().values()]
+        for other in map(describe_algorithm, ALGORITHMS):
+            parts += [other.Config, other.Knobs]
+        return any(name in field_names(part) for part in parts)
 
     def _unknown(self, name: str) -> ConfigError:
         names = sorted({name for part in self._types().values() for name in field_names(part)})
