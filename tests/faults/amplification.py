@@ -84,7 +84,11 @@ def main(folder: Path) -> None:
         wide = gateway.register(game_spec("wide", obs=60_000, actions=2))
         for _ in range(2):
             gateway.release(wide)
-        facts = {"port": gateway.server.port, "key": gateway.key("play")}
+        facts = {
+            "port": gateway.server.port,
+            "key": gateway.key("play"),
+            "limited_key": gateway.key("play", requests_s=1_000.0, bytes_s=8e6),
+        }
         n_trims = 0
         n_requests = 1
 

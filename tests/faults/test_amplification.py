@@ -12,6 +12,8 @@ import random
 import signal
 import socket
 import sys
+import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +32,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="measures with /
 REQUEST_BYTES = 96 * MIB
 """Bound per request; the largest JSON body has 4 MiB, each of its numbers is an object of 32."""
 REQUEST_CPU_S = 2.0
+RELEASED_CPU_S = 2.5
+RELEASED_DELAY_S = 2.0
 CONNECTION_BYTES = 512 * KIB
 CONNECTION_CPU_S = 0.05
 
@@ -47,6 +51,8 @@ class Served:
     child: Child
     port: int
     key: str
+    limited_key: str
+    """A key with the usual rate of bytes; that of `key` has no limit."""
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[Cost]:
@@ -87,7 +93,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             what="the start of the gateway",
         )
         assert child.latest, child.errors
-        yield Served(child, child.latest["port"], child.latest["key"])
+        latest = child.latest
+        yield Served(child, latest["port"], latest["key"], latest["limited_key"])
     finally:
         child.kill()
         child.wait(10)
@@ -320,3 +327,41 @@ def test_bodies_that_stall_hold_no_more_than_their_budget(served: Served, card: 
     # The last bodies, their joined parts, and what the allocator keeps.
     assert cost.peak_bytes < MAX_BODIES_BYTES + 6 * size, f"{cost.peak_bytes / MIB:.0f} MiB"
     card.line("amplification at the gateway: stalled bodies", tried=8, held=8)
+
+
+@pytest.mark.parametrize("size", [30 * MIB, 33_620_000, 40_000_000], ids=["loop", "413", "thread"])
+@pytest.mark.parametrize("is_limited", [True, False])
+def test_bodies_that_are_decompressed_at_once_cost_no_more_than_their_key_may_send(
+    served: Served, card: Card, size: int, is_limited: bool
+):
+    """All but the last byte of each was sent before; honest requests are answered meanwhile."""
+    n_bodies = 100 if is_limited else 20
+    packed = zlib.compress(bytes(size), 9)
+    key = served.limited_key if is_limited else served.key
+    more = f"Content-Encoding: deflate\r\nContent-Length: {len(packed)}\r\nConnection: close\r\n"
+    sent = head("POST", "/v1/games/cart/frames", key, more=more) + packed
+    connections = []
+    statuses = []
+    delays_s = []
+    with served.measured() as cost:
+        for _ in range(n_bodies):
+            connection = served.connect()
+            connections.append(connection)
+            connection.sendall(sent[:-1])
+        for connection in connections:
+            connection.sendall(sent[-1:])
+        for _ in range(10):
+            began_s = time.monotonic()
+            assert served.ask("GET", "/healthz") == 200
+            delays_s.append(time.monotonic() - began_s)
+        for connection in connections:
+            with connection, connection.makefile("rb") as answer:
+                statuses.append(int(answer.read().split(b" ")[1]))
+    assert set(statuses) <= {400, 413, 429, 503}, statuses
+    if is_limited:
+        assert statuses.count(429) > n_bodies - 3
+    assert cost.cpu_s < RELEASED_CPU_S, f"{cost.cpu_s:.2f} s"
+    # And what is decoded, or joined, at the moment.
+    assert cost.peak_bytes < MAX_BODIES_BYTES + REQUEST_BYTES, f"{cost.peak_bytes / MIB:.0f} MiB"
+    assert max(delays_s) < RELEASED_DELAY_S, delays_s
+    card.line("amplification at the gateway: bodies at once", tried=n_bodies, held=n_bodies)

@@ -5,14 +5,17 @@ import contextlib
 import gzip
 import http.client
 import json
+import random
 import resource
 import select
 import socket
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +26,10 @@ from understudy.core.names import player_name
 from understudy.experience.frame import MAX_FRAME_BATCH_BYTES, encode_frame_batch
 from understudy.experience.game import game_spec
 from understudy.models.keys import Key
-from understudy.serve import routes
+from understudy.serve import api, routes
 from understudy.serve.api import Call, read_body
 from understudy.serve.routes import ROUTES
-from understudy.serve.state import GatewayConfig, HeldMemory, MemoryBudget
+from understudy.serve.state import GatewayConfig, HeldMemory, Limits, MemoryBudget
 from understudy.testing.clock import ManualClock
 
 PACKED = {"Content-Encoding": "gzip"}
@@ -174,6 +177,119 @@ def test_zip_bombs_are_not_decompressed(gateway: Running, key: str, bar: Callabl
     assert peak_bytes() - before < 128 * 1024 * 1024, (
         "the memory of one full batch, and what a test needs"
     )
+
+
+def test_a_body_that_decompresses_beyond_the_limit_is_charged(tmp_path: Path):
+    with running(tmp_path) as gateway:
+        gateway.register()
+        for path, size in (("act", 2_000_000), ("frames", 34_000_000), ("frames", 40_000_000)):
+            key = gateway.key("play", bytes_s=10_000.0)
+            packed = gzip.compress(bytes(size))
+            first = gateway.ask("POST", f"/v1/games/cart/{path}", key, packed, headers=PACKED)
+            assert first.code == "too_large"
+            second = gateway.ask("POST", f"/v1/games/cart/{path}", key, packed, headers=PACKED)
+            assert second.code == "too_many"
+
+
+class Reading:
+    """Reads compressed bodies of one key, which may send 1,000 bytes a second."""
+
+    def __init__(self, *, room_bytes: int = 1 << 30) -> None:
+        self.key = Key(id="a", hash="", scopes=("play",), requests_s=1e6, bytes_s=1_000)
+        self.limits = Limits(ManualClock())
+        self.room = MemoryBudget(room_bytes, ManualClock())
+        assert self.limits.take(self.key, 0) == 0
+
+    def body(self, raw: bytes, *, max_bytes: int = 8_000_000) -> bytes:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": raw, "more_body": False}
+
+        async def read() -> bytes:
+            state = SimpleNamespace(limits=self.limits)
+            head = {"content-encoding": "deflate"}
+            call = Call(
+                {"type": "http", "head": head, "gateway_state": state, "key": self.key}, receive
+            )
+            with self.room.hold(self.key, "") as held:
+                body = await read_body(call, max_bytes=max_bytes, timeout_s=1, held=held)
+                assert held.size_bytes == len(raw) + len(body)
+                return body
+
+        before_bytes = self.room.left_bytes
+        try:
+            return asyncio.run(read())
+        finally:
+            assert self.room.left_bytes == before_bytes
+
+    def charged_bytes(self) -> float:
+        return 2_000 + 1_000 * self.limits.take(self.key, 0)
+
+
+@pytest.mark.parametrize("size", [10_000, 32_768, 32_769, 262_144 + 32_768, 3_000_000, 7_900_000])
+@pytest.mark.parametrize("kind", ["zeros", "noise"])
+def test_a_body_is_charged_by_the_larger_of_its_two_sizes(size: int, kind: str):
+    reading = Reading()
+    body = bytes(size) if kind == "zeros" else random.Random(0).randbytes(size)
+    raw = zlib.compress(body)
+    assert reading.body(raw) == body
+    assert reading.charged_bytes() == pytest.approx(max(len(body), len(raw)), abs=2)
+
+
+def test_a_key_that_owes_too_much_has_nothing_decompressed():
+    reading = Reading()
+    while not reading.limits.owe(reading.key, 20_000):
+        pass
+    with pytest.raises(Refused) as refused:
+        reading.body(b"invalid")
+    assert refused.value.reason == "too_many"
+
+
+def test_decompressing_stops_where_the_key_or_the_memory_ends():
+    raw = zlib.compress(bytes(8_000_000))
+    with pytest.raises(Refused, match="too many large requests"):
+        Reading(room_bytes=1_000_000).body(raw)
+    reading = Reading()
+    for _ in range(4):
+        reading.body(raw)
+    with pytest.raises(Refused) as refused:
+        reading.body(raw)
+    assert refused.value.reason == "too_many"
+    owed_bytes = reading.charged_bytes() - 2_000
+    assert MAX_FRAME_BATCH_BYTES - 300_000 < owed_bytes < MAX_FRAME_BATCH_BYTES + 2
+
+
+@pytest.mark.parametrize("size", [1_000, 32_768, 40_000, 7_900_000])
+@pytest.mark.parametrize("kind", ["zeros", "noise", "too many zeros"])
+def test_bodies_are_decompressed_in_small_steps_and_the_first_only_on_the_event_loop(
+    size: int, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    steps = []
+
+    class Recorder:
+        def __init__(self, **options: Any) -> None:
+            self._inner = zlib.decompressobj(**options)
+
+        def decompress(self, packed: bytes, most: int) -> bytes:
+            part = self._inner.decompress(packed, most)
+            is_on_loop = threading.current_thread() is threading.main_thread()
+            steps.append((is_on_loop, max(len(packed), len(part))))
+            return part
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    monkeypatch.setattr(api, "zlib", SimpleNamespace(decompressobj=Recorder, error=zlib.error))
+    raw = zlib.compress(random.Random(0).randbytes(size) if kind == "noise" else bytes(size))
+    if kind == "too many zeros":
+        with pytest.raises(Refused, match="the decompressed body has more"):
+            Reading().body(raw, max_bytes=size - 1)
+    else:
+        Reading().body(raw)
+    assert max(step_bytes for _, step_bytes in steps) <= 262_144
+    on_loop = [step_bytes for is_on_loop, step_bytes in steps if is_on_loop]
+    assert sum(on_loop) <= 32_768
+    if size == 1_000:
+        assert len(steps) == len(on_loop) == 1, "no thread for a small body"
 
 
 def test_a_slow_body_times_out(gateway: Running, key: str):

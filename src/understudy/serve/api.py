@@ -26,7 +26,9 @@ from understudy.serve.wire import Failed, Failure, read_json
 JSON = "application/json"
 _PART_BYTES = 64 * 1024
 _INLINE_BYTES = 32 * 1024
-"""Larger compressed bodies are decompressed in a thread, so that other requests do not wait."""
+"""Bytes, compressed or not, that are decompressed on the event loop; beyond, in a thread."""
+_STEP_BYTES = 256 * 1024
+"""Bytes, compressed or not, that are decompressed at a time, once they are reserved and charged."""
 
 
 class ApiKeys(Protocol):
@@ -335,13 +337,52 @@ async def read_body(call: Call, *, max_bytes: int, timeout_s: float, held: HeldM
             "bad_encoding",
             f"content-encoding is {encoding[:20]!r}; use gzip or deflate, or omit the header",
         )
-    if len(raw) <= _INLINE_BYTES:
-        body = _decompressed(raw, max_bytes)
-    else:
-        body = await asyncio.to_thread(_decompressed, raw, max_bytes)
-    held.take(len(body))
-    _charge(call, len(body) - len(raw))
-    return body
+    return await _decompressed(call, raw, max_bytes=max_bytes, held=held)
+
+
+async def _decompressed(call: Call, raw: bytes, *, max_bytes: int, held: HeldMemory) -> bytes:
+    """Return the decompressed body; Refused if it is too large or invalid.
+
+    It may be a thousand times as large as `raw`, so memory is reserved, and the key charged, before
+    each step; what the last step did not need is returned. A body is charged by the larger of its
+    two sizes.
+    """
+    decompressor = zlib.decompressobj(wbits=47)  # gzip or zlib, by its first bytes
+    most_bytes = _INLINE_BYTES if len(raw) <= _INLINE_BYTES else _STEP_BYTES
+    parts = []
+    size_bytes = 0
+    charged_bytes = len(raw)
+    at = 0
+    while not decompressor.eof:
+        packed = decompressor.unconsumed_tail
+        if not packed:
+            packed = raw[at : at + most_bytes]
+            at += len(packed)
+        # One byte more than allowed detects a larger body without decompressing all of it.
+        wanted_bytes = min(most_bytes, max_bytes + 1 - size_bytes)
+        held.take(wanted_bytes)
+        uncharged_bytes = max(0, size_bytes + wanted_bytes - charged_bytes)
+        _charge(call, uncharged_bytes)
+        charged_bytes += uncharged_bytes
+        try:
+            if most_bytes == _INLINE_BYTES:
+                part = decompressor.decompress(packed, wanted_bytes)
+            else:
+                part = await asyncio.to_thread(decompressor.decompress, packed, wanted_bytes)
+        except zlib.error as error:
+            raise Refused("bad_encoding", f"the compressed body is invalid: {error}") from None
+        held.take(len(part) - wanted_bytes)
+        size_bytes += len(part)
+        if size_bytes > max_bytes:
+            raise Refused("too_large", f"the decompressed body has more than {max_bytes} bytes")
+        if not packed and not part:
+            raise Refused("bad_encoding", "the compressed body is truncated")
+        parts.append(part)
+        most_bytes = _STEP_BYTES
+    if decompressor.unused_data or at < len(raw):
+        raise Refused("bad_encoding", "the compressed body has trailing data")
+    _charge(call, max(size_bytes, len(raw)) - charged_bytes)
+    return b"".join(parts)
 
 
 def _charge(call: Call, size_bytes: int) -> None:
@@ -354,20 +395,6 @@ def _charge(call: Call, size_bytes: int) -> None:
 def _too_many(wait_s: float) -> Refused:
     what = "this key exceeds its limit of requests or bytes"
     return Denied("too_many", f"{what}; retry in {wait_s:.2f} s", retry_after_s=wait_s)
-
-
-def _decompressed(raw: bytes, max_bytes: int) -> bytes:
-    decompressor = zlib.decompressobj(wbits=47)  # gzip or zlib, by its first bytes
-    try:
-        # One byte more than allowed detects a larger body without decompressing all of it.
-        body = decompressor.decompress(raw, max_bytes + 1)
-    except zlib.error as error:
-        raise Refused("bad_encoding", f"the compressed body is invalid: {error}") from None
-    if len(body) > max_bytes:
-        raise Refused("too_large", f"the decompressed body has more than {max_bytes} bytes")
-    if not decompressor.eof or decompressor.unused_data:
-        raise Refused("bad_encoding", "the compressed body is truncated, or has trailing data")
-    return body
 
 
 # --- Errors ---------------------------------------------------------------------------------------

@@ -264,16 +264,16 @@ class Limits:
         return wait_s
 
     def owe(self, key: Key, size_bytes: int) -> float:
-        """Charge the key for bytes of a body that arrived, which delays its later requests.
+        """Charge the key for bytes of a body, which delays its later requests.
 
         Returns 0, or the seconds to wait if the key owes too much already; then the body is to be
         refused, and these bytes are not charged. Otherwise a few seconds of parallel bodies could
-        lock out all its players for minutes.
+        lock out all its players for minutes. A negative number returns bytes that were charged.
         """
         bucket = self._buckets.get(key.id)
-        if bucket is None or size_bytes <= 0:
+        if bucket is None:
             return 0.0
-        if bucket.size_bytes - size_bytes < -_MAX_DEBT_BYTES:
+        if size_bytes > 0 and bucket.size_bytes - size_bytes < -_MAX_DEBT_BYTES:
             return _until_one(bucket.size_bytes, key.bytes_s)
         bucket.size_bytes -= size_bytes
         return 0.0
@@ -329,7 +329,7 @@ class HeldMemory:
     is_evicted: bool = False
 
     def take(self, size_bytes: int) -> None:
-        """Reserve more bytes; Refused if none are left."""
+        """Reserve more bytes; Refused if none are left. A negative number returns some."""
         self.budget.make_room(self, size_bytes)
         self.budget.left_bytes -= size_bytes
         self.size_bytes += size_bytes
