@@ -79,7 +79,7 @@ def test_a_truncated_end_without_an_observation_says_that_it_drops_the_last_deci
     assert (note.cut, note.result) == (True, "draw")
 
 
-@pytest.mark.parametrize("result", ["x" * 65, [1], float("nan"), 1e301, np.float32(1)])
+@pytest.mark.parametrize("result", ["x" * 65, [1], float("nan"), 1e301, np.float32("nan")])
 @pytest.mark.parametrize("truncated", [False, True])
 def test_an_invalid_result_costs_only_itself(tmp_path, result, truncated):
     link, game = playing(tmp_path)
@@ -208,6 +208,36 @@ def test_each_kind_of_invalid_input_is_warned_of_once_and_the_last_one_is_named(
     assert [kind for text in warned for kind in kinds if f"{kind}: " in text] == list(kinds)
     assert game.stats().bad_inputs == 3 * len(kinds)
     game.close()
+
+
+def test_one_kind_of_input_that_costs_more_is_warned_of_again(tmp_path):
+    _, game = playing(tmp_path)
+    ep = game.episode(player="anna")
+    ep.acted(obs(1), 0)
+    with pytest.warns(RecordingWarning, match="a reward was ignored"):
+        game.episode(player="bob").reward(1.0)
+    with pytest.warns(RecordingWarning, match="recording of this episode stopped"):
+        ep.reward(np.nan)
+    ep = game.episode(player="anna")
+    ep.acted(obs(1), 0)
+    with pytest.warns(RecordingWarning, match="last decision"):
+        ep.end(obs(np.nan), truncated=True)
+    game.close()
+
+
+def test_a_result_may_be_a_number_of_numpy(tmp_path):
+    link, game = playing(tmp_path)
+    for result in (np.float32(0.5), np.int64(7), np.str_("win")):
+        ep = game.episode(player="anna")
+        ep.acted(obs(1), 0)
+        ep.end(result=result)
+    assert game.stats().bad_inputs == 0
+    assert game.close()
+    sessions = link.by_session().values()
+    notes = [
+        note for frames in sessions for chunk in chunks(frames) for note in chunk.meta.episodes
+    ]
+    assert {note.result for note in notes} - {None} == {0.5, 7, "win"}
 
 
 def test_a_game_without_invalid_input_names_none(tmp_path):

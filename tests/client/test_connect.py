@@ -423,6 +423,8 @@ def test_without_a_place_to_record_to_the_error_lists_the_options(monkeypatch):
         {"seat": -1},
         {"match": "m" * 200},
         {"opponents": ["x"] * 65},
+        {"opponents": "person"},
+        {"opponents": 5},
         {"seed": -1},
         {"consent": "maybe"},
         {"player": ""},

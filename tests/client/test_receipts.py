@@ -86,6 +86,14 @@ def test_a_cut_line_is_skipped_and_a_damaged_one_named(tmp_path: Path) -> None:
             list(read_receipts(path))
 
 
+def test_a_line_without_an_end_is_not_read_into_memory(tmp_path: Path) -> None:
+    path = tmp_path / "receipts.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1 << 32)
+    with pytest.raises(Corrupt, match=r"line 1 of .* is not a receipt"):
+        list(read_receipts(path))
+
+
 def test_a_file_that_cannot_be_written_is_refused_at_the_start_and_warned_of_later(
     tmp_path: Path,
 ) -> None:
@@ -99,7 +107,10 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start_and_warned_of_lat
         path.unlink()
         path.mkdir()
         play(recording, 20)
-        with pytest.warns(RecordingWarning, match="cannot be added"):
+        with pytest.warns(
+            RecordingWarning,
+            match="acknowledgements are missing: writing",
+        ):
             assert recording.flush()
     assert recording.stats().acked_steps == 20
 

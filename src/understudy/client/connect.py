@@ -10,7 +10,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -165,7 +165,7 @@ class Game:
         `temperature` (1 is as released, more is more random).
         """
         note = EpisodeNote(
-            row=0, seat=seat, match=match, opponents=tuple(opponents), seed=seed, model=model
+            row=0, seat=seat, match=match, opponents=_kinds(opponents), seed=seed, model=model
         )
         return self._open(Episode, player, note, consent, bot_skill(skill, temperature))
 
@@ -185,7 +185,7 @@ class Game:
 
         `skill` and `temperature` are those of the bot in all of its episodes, as in `episode`.
         """
-        note = EpisodeNote(row=0, seat=seat, match=match, opponents=tuple(opponents), model=model)
+        note = EpisodeNote(row=0, seat=seat, match=match, opponents=_kinds(opponents), model=model)
         return self._open(Recorder, player, note, consent, bot_skill(skill, temperature))
 
     def _open(
@@ -442,6 +442,14 @@ def connect(
             config=config,
             receipts=receipts,
         )
+
+
+def _kinds(opponents: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(opponents, str) or not isinstance(opponents, Iterable):
+        raise ConfigError(
+            f"opponents is {str(opponents)[:80]!r}; give a list of kinds, such as ['person']"
+        )
+    return tuple(opponents)
 
 
 def _check_consent(consent: str) -> None:

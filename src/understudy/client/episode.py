@@ -345,12 +345,13 @@ class Episode:
         *,
         action_mask: Any = None,
         truncated: bool = False,
-        result: str | float | None = None,
+        result: str | float | np.generic | None = None,
     ) -> None:
         """End the episode: the game is over, or only the recording stops (`truncated`).
 
         A truncated episode needs its last observation `obs`, or its last decision is dropped.
         """
+        plain = result.item() if isinstance(result, np.generic) else result
         session = self._session
         with session.lock:
             if self._over is not None or session.ended:
@@ -358,32 +359,32 @@ class Episode:
             builder = session.settle()
             problems: list[tuple[Refused, str]] = []
             try:
-                builder.check_result(result)
+                builder.check_result(plain)
             except Exception as error:
                 problems.append((self._tolerance.judge(error), "an episode's result was ignored"))
-                result = None
+                plain = None
             is_truncated = True
             try:
                 is_truncated = check_flag("truncated", truncated)
                 if not builder.has_decision:
-                    is_full = builder.cut(result=result)
+                    is_full = builder.cut(result=plain)
                 else:
                     is_full = builder.finish(
                         obs,
                         terminated=not is_truncated,
                         truncated=is_truncated,
                         action_mask=action_mask,
-                        result=result,
+                        result=plain,
                     )
             except Exception as error:
                 refused = self._tolerance.judge(error)
                 if is_truncated:
                     problems.append((refused, "an episode's last decision was dropped"))
-                    is_full = builder.cut(result=result)
+                    is_full = builder.cut(result=plain)
                 else:
                     # The observation after a terminated step is never used.
                     problems.append((refused, "an episode's last observation was ignored"))
-                    is_full = builder.finish(terminated=True, result=result)
+                    is_full = builder.finish(terminated=True, result=plain)
             if is_full:
                 session.submit()
             self._leave("has ended")

@@ -7,11 +7,16 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from understudy.core.errors import ConfigError, Corrupt
+from understudy.core.log import storage_error
 from understudy.experience.frame import MAX_BODY_BYTES, MAX_COUNT, Frame
+
+_MAX_LINE_BYTES = 1 << 16
+"""A longer line is no receipt, and is not read at once."""
 
 
 class AckedFrame(NamedTuple):
@@ -74,7 +79,8 @@ class Receipts:
         except OSError as error:
             self._warn(
                 "receipts",
-                f"acknowledgements cannot be added to {self._path}: {error}; make it writable",
+                "receipts of these acknowledgements are missing: "
+                f"{storage_error(error, f'writing {self._path}', then='continue')}",
             )
 
 
@@ -87,18 +93,19 @@ def read_receipts(
     process may follow it without a newline.
     """
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(partial(file.readline, _MAX_LINE_BYTES), b""), 1):
             text = line.strip()
             if not text:
                 continue
             cut, brace, rest = text.rpartition(b"{")
             has_end = text.endswith(b"}")
-            if cut or bool(brace) != has_end:
+            is_line = len(line) < _MAX_LINE_BYTES or line.endswith(b"\n")
+            if is_line and (cut or bool(brace) != has_end):
                 on_cut(number)
                 if not (brace and has_end):
                     continue
             try:
-                fields = json.loads(brace + rest)
+                fields = json.loads(brace + rest if is_line else b"")
                 yield AckedFrame(
                     uuid.UUID(fields["session"]).bytes,
                     _number(fields["chunk_no"], MAX_COUNT),

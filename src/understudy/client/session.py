@@ -128,8 +128,8 @@ class Tolerance:
     def __init__(self, *, strict: bool) -> None:
         self.strict = strict
         self.decided = False
-        self.warned: set[str] = set()
-        """The reason codes that a warning was issued for."""
+        self.warned: set[tuple[str, str]] = set()
+        """The reason codes, with what was lost, that a warning was issued for."""
         self.bad_inputs = 0
         self.last_bad_input = ""
         self.ignored_calls = 0
@@ -151,9 +151,9 @@ class Tolerance:
         return refused
 
     def warn(self, error: Refused, cost: str = "recording of this episode stopped") -> None:
-        """Warn once for each reason code; call it last, since warnings may be raised as errors."""
-        if error.reason not in self.warned:
-            self.warned.add(error.reason)
+        """Warn once for each reason and cost; call it last: warnings may be raised as errors."""
+        if (error.reason, cost) not in self.warned:
+            self.warned.add((error.reason, cost))
             warnings.warn(
                 f"{cost} because of invalid input: {error}. Further input of this kind is only "
                 "counted, in game.stats().bad_inputs, and the last one is last_bad_input; connect "
