@@ -30,6 +30,7 @@ from tests.exchange.exports import (
 )
 from tests.simulation.recordings import GAME, chunks_of, episodes, person, recording
 from understudy.backends.data import DataFolder
+from understudy.cli.root import run as run_command
 from understudy.core.errors import ConfigError, SpecError
 from understudy.core.names import game_name, new_session
 from understudy.exchange.destination import Destination
@@ -332,10 +333,16 @@ def test_a_run_on_a_collected_dataset_is_evaluated_or_tells_why_not(tmp_path: Pa
     assert unknown.result["why_no_return"] == why
 
 
-def test_a_run_on_a_dataset_of_an_env_with_arguments_is_evaluated_with_them(tmp_path: Path) -> None:
+def test_a_run_on_a_dataset_of_an_env_with_arguments_is_evaluated_with_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kwargs = {"sutton_barto_reward": True}
     path = collected(tmp_path / "cart-v0", render_mode="rgb_array", **kwargs)
     data = DataFolder(tmp_path / "D")
+    command = ["data", "import", str(path), "--data", str(data.root), "--format", "minari"]
+    assert run_command([*command, "--consent", "granted"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert """train with: --env-kwargs '{"sutton_barto_reward": true}'""" in shown
     assert from_minari(data, path).to_json()["env_kwargs"] == kwargs
 
     def run(name: str, **options: Any) -> Any:

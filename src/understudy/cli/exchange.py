@@ -1,5 +1,7 @@
 """understudy data export and understudy data import."""
 
+import json
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 
 from understudy.backends.addresses import check_backends
@@ -347,6 +350,12 @@ def _print_import(out: Console, fields: dict[str, Any], data_text: str) -> None:
     elif fields.get("episodes_without_end"):
         episodes = count_of(fields["episodes_without_end"], "episode")
         out.print(f"stored as cut, without an end: {episodes}")
+    if fields.get("env_kwargs"):
+        arguments = shlex.quote(json.dumps(fields["env_kwargs"]))
+        out.print(
+            f"its env was created with arguments; train with: --env-kwargs {escape(arguments)}",
+            soft_wrap=True,
+        )
     if fields["refused_steps"]:
         out.print(
             f"[red]rejected {count_of(fields['refused_steps'], 'step')}[/]: "

@@ -9,14 +9,14 @@ from threading import Event
 
 from understudy.backends.addresses import open_store
 from understudy.backends.data import DataFolder
-from understudy.backends.deployment import open_deployment
+from understudy.backends.deployment import open_deployment, spec_registry
 from understudy.backends.local import open_view
 from understudy.backends.specs import RegistrySpecs
 from understudy.core.clock import Clock
 from understudy.core.errors import Locked, Unreachable
 from understudy.core.log import is_locked
 from understudy.core.names import GameName
-from understudy.experience.game import GameSpec, spec_from_json
+from understudy.experience.game import GameSpec
 from understudy.models.registry import Registry
 from understudy.platform.config import Config
 from understudy.platform.ingest import IngestRole, open_own_ingest
@@ -44,10 +44,7 @@ class Destination:
         """Return a game's registered specs."""
         if self.config.models.url:
             return self._registry().specs(game)
-        return [
-            spec_from_json(path.read_bytes())
-            for path in sorted((self.data.games / game).glob("*.json"))
-        ]
+        return spec_registry(self.data).specs(game)
 
     def open_target(self, clock: Clock) -> "ImportTarget":
         """Return the target, which stores frames or waits until another process has stored them."""

@@ -37,7 +37,7 @@ _MAX_PIPELINED = 64
 _MAX_PIPELINED_BYTES = 64 * 1024
 """Requests of a connection, and their bytes, that may wait for the answer to an earlier one."""
 _MAX_DISCARDED_BYTES = 64 * 1024 * 1024
-"""Bytes of a body that may arrive after its answer, which some clients read only then."""
+"""Bytes that may arrive after an answer; some clients send all of a body before they read it."""
 _DISCARDED: Any = deque(maxlen=0)
 """The headers of a request whose head is complete: trailer fields are appended, and not kept."""
 _MAX_PROXIES = 16
@@ -495,24 +495,28 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():  # with TLS, more may arrive
-            return
-        self._head_bytes += len(data)  # `on_body` subtracts its part
-        super().data_received(data)
-        has_many = self._is_in_head and len(self.headers) > MAX_HEADERS
-        if (self._head_bytes > MAX_HEAD_BYTES or has_many) and not self.transport.is_closing():
-            if not self._is_in_head and self.cycle is not None and self.cycle.response_started:
-                self.abort()
-            else:
-                self._refuse_head()
-        is_discarded = self._is_arriving and not self._unanswered
+        is_discarded = self.transport.is_closing()  # with TLS, data may arrive until the client ends
+        if not is_discarded:
+            self._head_bytes += len(data)  # `on_body` subtracts its part
+            super().data_received(data)
+            self._check_head()
+            is_discarded = self._is_arriving and not self._unanswered
         self._discarded_bytes = self._discarded_bytes + len(data) if is_discarded else 0
         self._pipelined_bytes = self._pipelined_bytes + len(data) if self.pipeline else 0
         if (
-            self._pipelined_bytes > _MAX_PIPELINED_BYTES
-            or self._discarded_bytes > _MAX_DISCARDED_BYTES
+            self._discarded_bytes > _MAX_DISCARDED_BYTES
+            or self._pipelined_bytes > _MAX_PIPELINED_BYTES
         ):
             self.abort()
+
+    def _check_head(self) -> None:
+        has_many = self._is_in_head and len(self.headers) > MAX_HEADERS
+        if (self._head_bytes <= MAX_HEAD_BYTES and not has_many) or self.transport.is_closing():
+            return
+        if not self._is_in_head and self.cycle is not None and self.cycle.response_started:
+            self.abort()
+        else:
+            self._refuse_head()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -135,9 +135,7 @@ def random_chunk(
     return Chunk(meta, columns).validate()
 
 
-def _row_kinds(
-    rng: np.random.Generator, n_steps: int, opens: bool
-) -> list[tuple[int, bool, str]]:
+def _row_kinds(rng: np.random.Generator, n_steps: int, opens: bool) -> list[tuple[int, bool, str]]:
     rows: list[tuple[int, bool, str]] = []
     for number in range(n_steps):
         end = str(rng.choice(["terminated", "truncated", "cut"])) if rng.random() < 0.2 else ""
