@@ -204,35 +204,6 @@ def test_connections_count_before_their_tls_handshake(tmp_path: Path):
         assert trusting_answer(gateway.server.port, trusting) == b"HTTP/1.1 200"
 
 
-@pytest.mark.parametrize(
-    "request_text",
-    [
-        "HELO\r\n\r\n",
-        "POST /v1/games HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
-        "POST /v1/games HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000000\r\n\r\n",
-    ],
-    ids=["invalid", "closing", "rejected"],
-)
-def test_a_client_with_tls_that_sends_after_its_answer_is_aborted(
-    tmp_path: Path, request_text: str
-):
-    """A TLS connection is closed only when its client agrees."""
-    crt, key_file = certificate(tmp_path)
-    trusting = ssl.create_default_context(cafile=str(crt))
-    sent = 0
-    with (
-        running(tmp_path, listen=Listen(certificate=crt, certificate_key=key_file)) as gateway,
-        socket.create_connection(("127.0.0.1", gateway.server.port), 10) as plain,
-        trusting.wrap_socket(plain, server_hostname="localhost") as connection,
-    ):
-        connection.sendall(request_text.encode())
-        with contextlib.suppress(OSError):
-            while sent < 400_000_000:
-                connection.sendall(bytes(1_000_000))
-                sent += 1_000_000
-    assert 0 < sent < 200_000_000
-
-
 def trusting_answer(port: int, context: ssl.SSLContext) -> bytes:
     """The first bytes of an answer on a connection of its own."""
     with (

@@ -212,7 +212,7 @@ def read_head(scope: Scope) -> dict[str, str]:
             raise Refused("bad_headers", f"the header {name} is repeated; send it once")
         head[name] = raw_value.decode("latin-1")
     if size_bytes > MAX_HEAD_BYTES or len(scope["headers"]) > MAX_HEADERS:
-        # Checked here too, since `server.py` does not count a head that arrives in one piece.
+        # Checked here too: `server.py` does not count bytes of a head that arrives in one piece.
         raise Refused("head_too_large", HEAD_TOO_LARGE)
     return head
 

@@ -495,12 +495,12 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        is_discarded = self.transport.is_closing()  # with TLS, data may arrive until the client ends
-        if not is_discarded:
-            self._head_bytes += len(data)  # `on_body` subtracts its part
-            super().data_received(data)
-            self._check_head()
-            is_discarded = self._is_arriving and not self._unanswered
+        if self.transport.is_closing():  # with TLS, some event loops still deliver data
+            return
+        self._head_bytes += len(data)  # `on_body` subtracts its part
+        super().data_received(data)
+        self._check_head()
+        is_discarded = self._is_arriving and not self._unanswered
         self._discarded_bytes = self._discarded_bytes + len(data) if is_discarded else 0
         self._pipelined_bytes = self._pipelined_bytes + len(data) if self.pipeline else 0
         if (
