@@ -155,6 +155,20 @@ def test_models_may_be_at_a_url(tmp_path: Path):
     assert open_deployment(DataFolder(tmp_path / "D")).registry.games() == []
 
 
+def test_a_key_that_was_rejected_is_not_recorded_as_the_right_one(tmp_path: Path):
+    url = f"file://{tmp_path / 'elsewhere'}"
+    first = DataFolder(tmp_path / "D")
+    second = DataFolder(tmp_path / "E")
+    open_deployment(first, models=url)
+    second.root.mkdir()
+    shutil.copy(first.root / "signing.key", second.root)
+    (second.root / "key").write_bytes(key_file(b"another key of thirty-two bytes."))
+    with pytest.raises(ConfigError, match="copy the key of its other machines here"):
+        open_deployment(second, models=url)
+    shutil.copy(first.root / "key", second.root)
+    open_deployment(second, models=url)
+
+
 @pytest.mark.parametrize("name", ["key", "signing.key"])
 def test_a_machine_whose_keys_differ_from_the_deployments_does_not_start(tmp_path: Path, name: str):
     url = f"file://{tmp_path / 'elsewhere'}"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 import uuid
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,12 @@ def test_a_cut_line_is_skipped_and_a_damaged_one_named(tmp_path: Path) -> None:
 def test_a_line_without_an_end_is_not_read_into_memory(tmp_path: Path) -> None:
     path = tmp_path / "receipts.jsonl"
     with path.open("wb") as file:
-        file.truncate(1 << 32)
+        file.truncate(64 << 20)
+    tracemalloc.start()
     with pytest.raises(Corrupt, match=r"line 1 of .* is not a receipt"):
         list(read_receipts(path))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 def test_a_file_that_cannot_be_written_is_refused_at_the_start_and_warned_of_later(

@@ -44,6 +44,7 @@ from understudy.experience.intake import deployment_key
 from understudy.experience.spaces import Box
 from understudy.testing.clock import START_S
 from understudy.training.evaluation import evaluate_run
+from understudy.training.recorded_env import _arguments
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning:gymnasium", "ignore::UserWarning:minari"
@@ -380,6 +381,13 @@ def test_arguments_of_an_env_that_are_too_long_to_store_are_asked_for(tmp_path: 
             out=tmp_path / "R",
             options=understudy.TrainOptions(from_store=data.root),
         )
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "x", '{"a":NaN}', ""])
+def test_a_client_that_notes_no_arguments_is_asked_for_none(text: str) -> None:
+    assert _arguments(f"minari-import/1 {text}") == ""
+    assert _arguments('understudy-python/1 {"a":1}') == ""
+    assert "--env-kwargs" in _arguments('minari-import/1 {"a":1}')
 
 
 @pytest.mark.parametrize("kwargs", ["null", "[]", "7", "{}", '{"render_mode":"human"}'])

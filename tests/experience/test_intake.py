@@ -232,7 +232,7 @@ def test_a_key_of_another_deployment_is_reported_and_not_used(tmp_path):
         deployment_key(tmp_path / "D")
     (tmp_path / "D" / "key").write_bytes(key_file(key))
     (tmp_path / "D" / "key.id").write_bytes(b"damaged")
-    with pytest.raises(ConfigError, match=r"if it is the right one, delete .*key\.id"):
+    with pytest.raises(ConfigError, match=r"key\.id is damaged; delete it if .*key is the right"):
         deployment_key(tmp_path / "D")
     (tmp_path / "D" / "key.id").unlink()
     assert deployment_key(tmp_path / "D") == key

@@ -332,7 +332,7 @@ def test_bodies_that_stall_hold_no_more_than_their_budget(served: Served, card: 
 @pytest.mark.parametrize("size", [30 * MIB, 33_620_000, 40_000_000], ids=["loop", "413", "thread"])
 @pytest.mark.parametrize("is_limited", [True, False])
 def test_bodies_that_are_decompressed_at_once_cost_no_more_than_their_key_may_send(
-    served: Served, card: Card, size: int, is_limited: bool
+    served: Served, card: Card, bar: Callable[[float], float], size: int, is_limited: bool
 ):
     """All but the last byte of each was sent before; honest requests are answered meanwhile."""
     n_bodies = 100 if is_limited else 20
@@ -363,5 +363,5 @@ def test_bodies_that_are_decompressed_at_once_cost_no_more_than_their_key_may_se
     assert cost.cpu_s < RELEASED_CPU_S, f"{cost.cpu_s:.2f} s"
     # And what is decoded, or joined, at the moment.
     assert cost.peak_bytes < MAX_BODIES_BYTES + REQUEST_BYTES, f"{cost.peak_bytes / MIB:.0f} MiB"
-    assert max(delays_s) < RELEASED_DELAY_S, delays_s
+    assert max(delays_s) < bar(RELEASED_DELAY_S), delays_s
     card.line("amplification at the gateway: bodies at once", tried=n_bodies, held=n_bodies)

@@ -418,6 +418,43 @@ def test_damage_to_the_newest_entry_read_costs_only_that_entry(made: Deployment,
     assert made.machine("a").remembers("keys") == 3
 
 
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_to_the_newest_entry_read_and_the_next_one_leaves_a_doubt(
+    made: Deployment, damage: str
+):
+    made.machine("a").keys().create(["play"])
+    admin, key = made.machine("a").keys().create(["admin"])
+    made.machine("a").keys().follow()
+    other = made.machine("b").keys()
+    other.revoke(key.id)
+    other.create(["play"])
+    for number in (2, 3):
+        DAMAGE[damage](made.entry("keys", number))
+    opened = made.machine("a").keys()
+    with pytest.raises(Corrupt, match="has unreadable entries from 2 to 3, and this machine has"):
+        opened.follow()
+    assert reason(opened, admin) == "keys_damaged"
+    assert opened.repair(revoke=False)
+    opened.follow()
+    assert opened.damage() == ""
+
+
+def test_damage_after_a_repair_is_reported_also_that_of_the_repair_itself(made: Deployment):
+    keys = made.machine("a").keys()
+    keys.create(["play"])
+    keys.create(["play"])
+    flip(made.entry("keys", 1))
+    keys = made.machine("b").keys()
+    assert keys.repair(revoke=False)
+    for _ in range(3):
+        keys.create(["play"])
+    assert made.machine("new").keys().damage() == ""
+    flip(made.entry("keys", 4))
+    assert made.machine("new").keys().damage().startswith("1 invalid entry, ignored")
+    flip(made.entry("keys", 3))
+    assert made.machine("new").keys().damage().startswith("3 invalid entries, ignored")
+
+
 @pytest.mark.parametrize("damage", ["flipped", "empty"])
 def test_a_game_continues_behind_a_damaged_entry_that_its_writer_could_not_read_either(
     made: Deployment, damage: str

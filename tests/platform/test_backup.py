@@ -19,6 +19,7 @@ from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
 from understudy.client.connect import connect
 from understudy.core.errors import ConfigError, Corrupt, Refused
+from understudy.experience.intake import key_file
 from understudy.platform import backup
 from understudy.platform.backup import FORMAT, back_up, restore, verify_backup
 from understudy.platform.config import Config, ModelsSection
@@ -159,6 +160,20 @@ def test_a_journal_with_a_lost_entry_is_named_and_everything_else_is_backed_up(
     assert proof.damaged == (("keys",) if journal == "keys" else ("the journal of pong",))
     assert proof.steps == 40
     assert restore(tmp_path / "B", DataFolder(tmp_path / "E")).damaged == proof.damaged
+
+
+def test_a_key_of_another_deployment_is_not_backed_up_as_if_it_were_good(
+    deployed: DataFolder, tmp_path: Path
+):
+    key = (deployed.root / "key").read_bytes()
+    (deployed.root / "key").write_bytes(key_file(b"another key of thirty-two bytes."))
+    with pytest.raises(ConfigError, match="differs from the key that this deployment"):
+        back_up(deployed, tmp_path / "B")
+    (deployed.root / "key").write_bytes(key)
+    back_up(deployed, tmp_path / "B")
+    new = DataFolder(tmp_path / "E")
+    restore(tmp_path / "B", new)
+    assert (new.root / "key.id").read_bytes() == (deployed.root / "key.id").read_bytes()
 
 
 def test_a_file_that_does_not_belong_into_a_journal_is_named_by_the_backup(

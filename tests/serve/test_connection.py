@@ -337,21 +337,21 @@ def test_requests_that_wait_behind_another_are_limited(gateway: Running):
 
 
 @pytest.mark.parametrize(
-    "requests", [lambda one: one * 2 + bytes(50), lambda one: one * 70], ids=["invalid", "many"]
+    ("repeats", "rest"),
+    [(2, bytes(50)), (3, b"HELO there\r\n\r\n"), (70, b"")],
+    ids=["bytes", "method", "many"],
 )
-def test_a_connection_that_ends_before_its_answers_logs_nothing(
-    gateway: Running,
-    requests: Callable[[bytes], bytes],
-    caplog: pytest.LogCaptureFixture,
+def test_a_connection_that_ends_before_its_answers_gets_none_and_logs_nothing(
+    gateway: Running, repeats: int, rest: bytes, caplog: pytest.LogCaptureFixture
 ):
-    one = (
+    request = (
         "GET /v1/games HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
         f"{gateway.key('play')}\r\n\r\n"
     ).encode()
     for _ in range(5):
         connection = connect(gateway)
-        connection.sendall(requests(one))
-        until_closed(connection)
+        connection.sendall(request * repeats + rest)
+        assert until_closed(connection)[0] == b""
     assert gateway.ask("GET", "/healthz").status == 200
     assert [record.getMessage()[:200] for record in caplog.records] == []
 

@@ -154,7 +154,9 @@ def _signer(data: DataFolder, objects: Objects, *, is_remote: bool) -> Signer:
     signer = Signer(read_key(path))
     own = {"signatures": signer.key_id}
     if "pseudonyms" in files:
-        own["pseudonyms"] = key_fingerprint(deployment_key(data.root))
+        if not files["pseudonyms"].exists():
+            deployment_key(data.root)
+        own["pseudonyms"] = key_fingerprint(read_key(files["pseudonyms"]))
     if shared is None:
         objects.create(_FINGERPRINTS, json.dumps(own).encode())
         expected = dict(json.loads(objects.get(_FINGERPRINTS) or b"{}"))
@@ -165,6 +167,8 @@ def _signer(data: DataFolder, objects: Objects, *, is_remote: bool) -> Signer:
                 "of its other machines here, restore it from a backup, or set models.url to a "
                 "location that no other deployment uses"
             )
+    if "pseudonyms" in files:
+        deployment_key(data.root)  # records the key's fingerprint in this folder, too
     return signer
 
 

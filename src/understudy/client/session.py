@@ -155,9 +155,10 @@ class Tolerance:
         if (error.reason, cost) not in self.warned:
             self.warned.add((error.reason, cost))
             warnings.warn(
-                f"{cost} because of invalid input: {error}. Further input of this kind is only "
-                "counted, in game.stats().bad_inputs, and the last one is last_bad_input; connect "
-                "with config=ClientConfig(strict=True) to raise every error",
+                f"{cost} because of invalid input: {error}. Further input of this kind with this "
+                "effect is only counted, in game.stats().bad_inputs, and the last one is "
+                "last_bad_input; connect with config=ClientConfig(strict=True) to raise every "
+                "error",
                 RecordingWarning,
                 stacklevel=4,
             )

@@ -427,7 +427,8 @@ class SpoolFolder:
             return
         if self._lock is None:
             path = self.path / ".lock"
-            lock = FileLock(path, what=f"the spool folder {self.path}")
+            # The start of another game looks into each folder for a moment.
+            lock = FileLock(path, what=f"the spool folder {self.path}", timeout_s=0.5)
             if not path.exists():
                 # The start of another game found the folder empty, and deletes it.
                 lock.close()

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import hmac
+import re
 import secrets
 import uuid
 from collections.abc import Mapping, Sequence
@@ -87,7 +88,10 @@ def deployment_key(data_folder: Path) -> bytes:
 def check_key_id(data_folder: Path, key: bytes) -> None:
     """Raise ConfigError if a data folder was used with another key."""
     path = data_folder / KEY_ID_FILE
-    if path.exists() and path.read_bytes() != key_fingerprint(key).encode():
+    recorded = path.read_text(errors="replace") if path.exists() else key_fingerprint(key)
+    if not re.fullmatch("[0-9a-f]{32}", recorded):
+        raise ConfigError(f"{path} is damaged; delete it if {data_folder / 'key'} is the right key")
+    if recorded != key_fingerprint(key):
         raise ConfigError(
             f"{data_folder / 'key'} differs from the key that this deployment was created with, "
             "so its players could not be found or forgotten; copy the key of its other machines "

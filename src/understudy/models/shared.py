@@ -151,7 +151,8 @@ class Shared(Generic[S]):
         self._state = self._make_state()
         self._mark = Mark()
         self._skipped = 0
-        self._is_replaced = False
+        self._doubt = ""
+        """Why this may not be the journal that was read before; empty: it is."""
         self._refreshed_s = -math.inf
         self._listed_s = -math.inf
         self._last_listed = 0
@@ -183,8 +184,8 @@ class Shared(Generic[S]):
             self._seen = self._remembered()
             self._is_opened = True
         lists = lists or began_s - self._listed_s >= _LIST_EVERY_S
-        # A replaced journal is read again, because its entries may have been restored.
-        if self._mark.number and ((lists and self._is_replaced) or not self._is_in_place()):
+        # A journal in doubt is read again, because its entries may have been restored.
+        if self._mark.number and ((lists and self._doubt) or not self._is_in_place()):
             self._reset()
             lists = True
         if lists:
@@ -204,12 +205,11 @@ class Shared(Generic[S]):
                 continue
             if not unread and before not in ("", self._mark.sha256):
                 unread = [f"entry {number - 1}: it is not the one that entry {number} follows"]
-            if line == self._seen.line and self._mark.number < self._seen.number < number:
-                # The newest entry that was read before is unreadable now. The next one has its
-                # hash, or none, if its writer could not read that entry either.
-                follows = number == self._seen.number + 1 and before == self._seen.sha256
-                self._is_replaced = self._is_replaced or not (follows or before == "")
-            if line > self._mark.line:
+            mark = Mark(line, number, _sha256(raw or b""))
+            self._doubt = self._doubt or _doubt(
+                mark, follows=self._mark, before=before, seen=self._seen
+            )
+            if entry["kind"] == "restart" and line > self._mark.line:
                 # An operator accepted the journal as it was.
                 self._skipped = 0
                 state.last_bad_entry = ""
@@ -217,10 +217,8 @@ class Shared(Generic[S]):
                 self._skipped += len(unread)
                 state.last_bad_entry = unread[-1]
             unread = []
-            self._mark = Mark(line, number, _sha256(raw or b""))
+            self._mark = mark
             state.number = number
-            if number == self._seen.number and self._mark.sha256 != self._seen.sha256:
-                self._is_replaced = True
         state.unread = len(unread)
         state.bad_entries = self._skipped + len(unread)
         if unread:
@@ -228,7 +226,7 @@ class Shared(Generic[S]):
         self._refreshed_s = began_s
         if not self._is_behind() and self._mark[:2] > self._seen[:2]:
             self._seen = self._mark
-            self._is_replaced = False
+            self._doubt = ""
             self._remember()
 
     def _open(self, number: int, raw: bytes | None) -> Entry:
@@ -255,7 +253,7 @@ class Shared(Generic[S]):
         if self._mark.line != self._seen.line:
             return self._mark.line < self._seen.line
         last = self._mark.number + self._state.unread
-        return self._is_replaced or last < self._seen.number
+        return bool(self._doubt) or last < self._seen.number
 
     def _check(self) -> None:
         if self._is_behind():
@@ -263,15 +261,13 @@ class Shared(Generic[S]):
 
     def _lost(self) -> str:
         last = self._mark.number + self._state.unread
-        what = (
-            f"has an entry {self._seen.number} that differs from the one this machine has read"
-            if last >= self._seen.number
-            else f"ends at entry {last}, but this machine has read entry {self._seen.number}"
+        what = self._doubt or (
+            f"ends at entry {last}, but this machine has read entry {self._seen.number}: entries "
+            "were removed, or replaced by an old copy"
         )
         return (
-            f"the journal {self._journal.name} {what}: entries were removed, or replaced by an old "
-            "copy; restore them from a backup, or accept what is there now with "
-            f"'{self.repair_command}'"
+            f"the journal {self._journal.name} {what}; restore them from a backup, or accept what "
+            f"is there now with '{self.repair_command}'"
         )
 
     @property
@@ -361,6 +357,31 @@ class Shared(Generic[S]):
             while self._mark.line < line or self._mark.number <= seen.number:
                 self.write(make_entry, restart_line=line)
             return self._state
+
+
+def _doubt(mark: Mark, *, follows: Mark, before: str, seen: Mark) -> str:
+    """Why an entry shows that the journal may not be the one read before; empty: it does not.
+
+    `follows`: the readable entry in front of it; `before`: the hash of the entry in front of it,
+    empty if its writer could not read that one; `seen`: the newest entry that was read before.
+    """
+    if mark.line != seen.line:
+        return ""
+    is_next = mark.number == seen.number + 1
+    has_passed = follows.number < seen.number < mark.number and before != ""
+    if (mark.number == seen.number and mark.sha256 != seen.sha256) or (
+        has_passed and is_next and before != seen.sha256
+    ):
+        return (
+            f"has an entry {seen.number} that differs from the one this machine has read: entries "
+            "were removed, or replaced by an old copy"
+        )
+    if has_passed and not is_next:
+        return (
+            f"has unreadable entries from {seen.number} to {mark.number - 1}, and this machine has "
+            f"read {seen.number}, so it cannot tell whether they were replaced"
+        )
+    return ""
 
 
 def _sha256(raw: bytes) -> str:

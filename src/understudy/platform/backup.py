@@ -34,7 +34,13 @@ from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.core.log import FileLock, make_folder, sync_folder, write_file
 from understudy.core.signed import Signer
-from understudy.experience.intake import BACKUP_FILE, RESTORING, read_key
+from understudy.experience.intake import (
+    BACKUP_FILE,
+    KEY_ID_FILE,
+    RESTORING,
+    check_key_id,
+    read_key,
+)
 from understudy.models.keys import Keys
 from understudy.models.objects import FolderObjects, open_objects
 from understudy.models.registry import Registry
@@ -47,7 +53,7 @@ from understudy.ports import Objects
 
 FORMAT = "understudy-backup/1"
 _FACTS = BACKUP_FILE
-_FILES = ("key", "signing.key", "development.json", "understudy.toml", LAST_START_FILE)
+_FILES = ("key", KEY_ID_FILE, "signing.key", "development.json", "understudy.toml", LAST_START_FILE)
 _JOURNALS = ("keys", "registry")
 _PREFIXES = (*_JOURNALS, "games", "blobs")
 _RESTORE_LOCK = ".restore.lock"
@@ -289,7 +295,7 @@ def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[
         steps = totals.steps
         chunks = totals.chunks
     if (data.root / "key").exists():
-        read_key(data.root / "key")
+        check_key_id(data.root, read_key(data.root / "key"))
     if signing_key(data).exists():
         signer = Signer(read_key(signing_key(data)))
         trusted = {signer.key_id: signer.public}

@@ -449,8 +449,8 @@ class _SavedRole(msgspec.Struct):
 
 def _read_role(path: Path, now_s: float) -> dict[str, Any]:
     saved = _SavedRole(path.stem)
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
-        saved = msgspec.json.decode(path.read_bytes(), type=_SavedRole)
+    with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
+        saved = msgspec.convert(json.loads(path.read_bytes()), _SavedRole)
     is_watched = is_locked(path.with_suffix(".lock"))
     written_s = max(0.0, now_s - saved.at_s)
     is_stale = is_watched and written_s > _SILENT_S

@@ -601,6 +601,10 @@ class Connection(HttpToolsProtocol):
         self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", HEAD_TOO_LARGE)
 
     def _refuse(self, status: HTTPStatus, code: str, detail: str) -> None:
+        if len(self._unanswered) > (self._is_arriving and not self._is_in_head):
+            # The answer would be taken for that of an earlier request.
+            self.abort()
+            return
         body = msgspec.json.encode(Failed(error=Failure(code=code, detail=detail)))
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
         head += f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
