@@ -251,6 +251,23 @@ def test_a_connection_is_not_used_after_a_request_to_upgrade_it(gateway: Running
     assert b"HTTP/1.1" not in received
 
 
+def test_a_body_behind_a_request_to_upgrade_is_refused_with_the_reason(gateway: Running):
+    """Java's HttpClient asks for h2c by default, and its body does not reach the parser."""
+    head = (
+        f"%s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {gateway.key('play')}\r\n"
+        "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+    )
+    connection = connect(gateway)
+    posted = head % "POST /v1/games/cart/columns" + f"Content-Length: {len(OK)}\r\n\r\n"
+    connection.sendall(posted.encode() + OK)
+    received = until_closed(connection)[0]
+    assert b" 400 " in received
+    assert b"version(HttpClient.Version.HTTP_1_1)" in received
+    connection = connect(gateway)
+    connection.sendall((head % "GET /v1/games" + "\r\n").encode())
+    assert b" 200 " in until_closed(connection)[0]
+
+
 def test_large_heads_and_invalid_requests_get_the_usual_error_body(
     gateway: Running,
 ):

@@ -295,7 +295,15 @@ async def read_body(call: Call, *, max_bytes: int, timeout_s: float, held: HeldM
     The size limit applies before and after decompression. Memory is reserved, and the key charged,
     for every part before the next is read.
     """
-    if (announced := call.announced_bytes()) > max_bytes:
+    announced = call.announced_bytes()
+    if "upgrade" in call.head and (announced or "transfer-encoding" in call.head):
+        # The parser takes what follows for another protocol, so the body is lost.
+        raise Refused(
+            "bad_headers",
+            "a request with a body asks to upgrade the connection; send it as plain HTTP/1.1 (with "
+            "Java's HttpClient: version(HttpClient.Version.HTTP_1_1))",
+        )
+    if announced > max_bytes:
         raise Refused(
             "too_large", f"the body has {announced} bytes; at most {max_bytes} are allowed"
         )
